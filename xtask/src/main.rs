@@ -1,0 +1,2 @@
+//! hymo
+fn main() {}
