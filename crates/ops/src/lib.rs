@@ -21,9 +21,11 @@ macro_rules! on_cpu {
     (@call $oracle:path, $t:ty, ($($arg:expr),* $(,)?)) => { { use $oracle as oracle; oracle::<$t>($($arg),*) } };
 }
 
+pub mod act;
 pub mod check;
 mod docs;
 pub mod gemm;
+mod lanes;
 pub mod linear;
 pub mod registry;
 pub mod residual;

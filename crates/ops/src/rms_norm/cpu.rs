@@ -2,6 +2,7 @@
 #![allow(clippy::needless_range_loop)] // oracles index as the formulas do
 
 use super::{Args, Saved};
+use crate::lanes::{dot, lanes};
 use hymo_tape::GradSlot;
 use hymo_tensor::{Ctx, MatMut, Real, Result, Tensor, par};
 
@@ -123,26 +124,6 @@ fn row_gradient(dx: &mut [f32], g: &[f32], x: &[f32], w: &[f32], (shift, r, mean
         let d = r * (g * (shift + w) - x * r * mean);
         *dx = if add { *dx + d } else { d };
     }
-}
-
-/// Sixteen sums side by side: wide enough for the compiler to use whole vectors, and a fixed order.
-fn lanes(n: usize, term: impl Fn(usize) -> f32) -> f32 {
-    let mut sums = [0f32; 16];
-    let whole = n / 16 * 16;
-    for i in (0..whole).step_by(16) {
-        for (l, s) in sums.iter_mut().enumerate() {
-            *s += term(i + l);
-        }
-    }
-    for i in whole..n {
-        sums[i - whole] += term(i);
-    }
-    sums.iter().sum()
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let b = &b[..a.len()];
-    lanes(a.len(), |i| a[i] * b[i])
 }
 
 /// Σ g (shift + w) x.
