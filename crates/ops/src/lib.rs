@@ -23,6 +23,7 @@ macro_rules! on_cpu {
 
 pub mod act;
 pub mod check;
+pub mod concat;
 mod docs;
 pub mod gemm;
 mod lanes;

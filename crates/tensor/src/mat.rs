@@ -2,7 +2,7 @@
 //! disjoint column blocks cannot be said with slices, and every parallel operation writes through such blocks.
 #![allow(unsafe_code)]
 
-use std::marker::PhantomData;
+use std::{fmt, marker::PhantomData};
 
 /// A read-only matrix: `rows` rows of `cols` elements, `stride` elements apart.
 pub struct Mat<'a, T> {
@@ -28,6 +28,18 @@ impl<T> Clone for Mat<'_, T> {
     }
 }
 impl<T> Copy for Mat<'_, T> {}
+
+impl<T> fmt::Debug for Mat<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mat({} x {}, stride {})", self.rows, self.cols, self.stride)
+    }
+}
+
+impl<T> fmt::Debug for MatMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MatMut({} x {}, stride {})", self.rows, self.cols, self.stride)
+    }
+}
 
 // SAFETY: a Mat gives out shared references to its rows only, as `&[T]` would.
 unsafe impl<T: Sync> Send for Mat<'_, T> {}
