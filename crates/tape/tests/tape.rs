@@ -40,7 +40,7 @@ fn tensor(ctx: &Ctx, x: &[f32]) -> Tensor {
 #[test]
 fn contributions_add_in_slots_and_in_flat_gradients() {
     let ctx = Ctx::cpu().poisoned();
-    let flat = Tensor::from_slice(&ctx, &[5], &[9., 2., 3., 9., 9.]).unwrap();
+    let flat = Tensor::from_slice(&ctx, &[5], &[9f32, 2., 3., 9., 9.]).unwrap();
     let w = Var::param(flat.slice_flat(1, &[1, 2]).unwrap(), 0, 1);
     let grads = ParamGrads::new(vec![Tensor::from_slice(&ctx, &[5], &[0f32, 10., 0., 0., 0.]).unwrap()]).unwrap();
     let mut tape = Tape::training(&ctx, grads);
