@@ -4,7 +4,7 @@ use crate::config::Problems;
 use crate::params::Unit;
 
 /// An error of the model crate.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The text is not TOML.
@@ -46,6 +46,19 @@ pub enum Error {
         /// Where it begins.
         next_offset: usize,
     },
+    /// A parameter was given the wrong number of values.
+    #[error("\"{name}\" has {expected} elements, {found} values were given")]
+    Length {
+        /// The parameter.
+        name: String,
+        /// Values given.
+        found: usize,
+        /// Its elements.
+        expected: usize,
+    },
+    /// An operation refused its input.
+    #[error(transparent)]
+    Op(#[from] hymo_tensor::Error),
     /// Parameters asked for as one matrix have rows of different lengths.
     #[error("rows of \"{name}\" have {found} elements, those before it {expected}")]
     UnequalRows {

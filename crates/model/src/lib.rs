@@ -2,6 +2,7 @@
 //!
 //! A model is a [`ModelConfig`]: sizes, pattern of layers, experts, prediction modules. From it follow
 //! - [`ParamTable`]: every parameter with its place in the flat buffers, its initial values ([`init`]) and its optimizer;
+//! - [`Params`]: their memory; [`HyMo`]: the network over it, its loss on a [`Batch`] and its logits token by token;
 //! - [`Cost`]: parameters by part, operations a token, memory in training and in decoding.
 //!
 //! [`presets`] are the models with names. A run file is read by [`RunConfig::from_toml`], which reports every problem of the
@@ -28,14 +29,20 @@
 //!
 //! Nothing here reads a clock, a file or the environment: the crate builds for WebAssembly as it is.
 
+mod batch;
 pub mod config;
 pub mod cost;
 mod error;
 pub mod init;
+mod net;
 pub mod params;
 pub mod presets;
+mod store;
 
+pub use batch::{Batch, Counts};
 pub use config::{ModelConfig, Problem, Problems, RunConfig};
 pub use cost::{Cost, CostOptions};
 pub use error::Error;
+pub use net::{HyMo, LayerStats, Losses, Options, State};
 pub use params::{OptimGroup, ParamSpec, ParamTable, Span, Unit};
+pub use store::Params;

@@ -1,5 +1,6 @@
 //! The commands, one a file. A new one is a file with an `Args` and a `run`, and a line in each list here.
 
+mod doctor;
 mod inspect;
 
 use std::io::Write;
@@ -10,6 +11,7 @@ use clap::Subcommand;
 #[derive(Subcommand)]
 pub enum Command {
     Inspect(inspect::Args),
+    Doctor(doctor::Args),
 }
 
 impl Command {
@@ -17,6 +19,7 @@ impl Command {
     pub fn run(self, out: &mut dyn Write) -> anyhow::Result<()> {
         match self {
             Command::Inspect(args) => inspect::run(&args, out),
+            Command::Doctor(args) => doctor::run(&args, out),
         }
     }
 }

@@ -1,0 +1,201 @@
+//! `hymo doctor`: is this machine computing the right numbers?
+
+use std::io::Write;
+use std::time::Instant;
+
+use hymo_model::{Params, presets};
+use hymo_ops::check::{Deviation, Report};
+use hymo_ops::registry::{OPS, OpInfo};
+use hymo_tensor::Ctx;
+use serde_json::{Value, json};
+
+use crate::exit::Usage;
+
+/// Checks every operation and its gradients on this machine
+///
+/// The fast path of every operation is compared with plain loops in double precision, those with central differences, on
+/// memory filled with NaN, twice. Then a small model's decay parameters are scanned. Exit code 1 when anything is off.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  hymo doctor
+  hymo doctor --op delta_rule --verbose
+  hymo doctor --json > doctor.json")]
+pub struct Args {
+    /// Check only this operation (may be given several times)
+    #[arg(long, value_name = "NAME")]
+    op: Vec<String>,
+
+    /// Print every comparison, not only those that fail
+    #[arg(long, short)]
+    verbose: bool,
+
+    /// Print one JSON object in place of the table
+    #[arg(long, conflicts_with = "verbose")]
+    json: bool,
+}
+
+/// One operation's findings.
+struct Finding {
+    name: &'static str,
+    reports: Vec<Report>,
+    seconds: f64,
+}
+
+impl Finding {
+    fn ok(&self) -> bool {
+        self.reports.iter().all(Report::ok)
+    }
+
+    fn comparisons(&self) -> impl Iterator<Item = (&Report, &Deviation)> {
+        self.reports.iter().flat_map(|r| r.deviations.iter().map(move |d| (r, d)))
+    }
+
+    /// The largest share of its bound that any comparison used; NaN when a value was not finite.
+    fn margin(&self) -> f64 {
+        let share = |d: &Deviation| if d.bound > 0. { d.error / d.bound } else { d.error };
+        self.comparisons().map(|(_, d)| share(d)).fold(0., |a, b| if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) })
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let chosen = choose(&args.op)?;
+    let ctx = Ctx::cpu();
+    if !args.json {
+        writeln!(out, "{}\n", machine())?;
+        writeln!(out, "{:<16} {:>5} {:>11} {:>13} {:>8}", "operation", "cases", "comparisons", "of its bound", "seconds")?;
+    }
+    let mut findings = Vec::new();
+    for op in chosen {
+        let start = Instant::now();
+        let reports = op.check(&ctx)?;
+        let finding = Finding { name: op.name, reports, seconds: start.elapsed().as_secs_f64() };
+        if !args.json {
+            print(&finding, args.verbose, out)?;
+        }
+        findings.push(finding);
+    }
+    let dead = Params::init(&ctx, &presets::hymo_nano(), 0)?.scan()?;
+    let failed: Vec<&str> = findings.iter().filter(|f| !f.ok()).map(|f| f.name).collect();
+    if args.json {
+        writeln!(out, "{:#}", object(&findings, dead.len()))?;
+    } else {
+        let heads = if dead.is_empty() { "all heads of hymo-nano start alive".into() } else { format!("{dead:?}") };
+        writeln!(out, "\ndecay parameters: {heads}")?;
+    }
+    anyhow::ensure!(failed.is_empty(), "wrong numbers on this machine: {}", failed.join(", "));
+    anyhow::ensure!(dead.is_empty(), "{} dead heads in fresh parameters", dead.len());
+    if !args.json {
+        writeln!(out, "{} operations compute the right numbers here.", findings.len())?;
+    }
+    Ok(())
+}
+
+fn choose(names: &[String]) -> Result<Vec<&'static OpInfo>, Usage> {
+    if names.is_empty() {
+        return Ok(OPS.iter().collect());
+    }
+    let find = |name: &String| {
+        OPS.iter().find(|op| op.name == name).ok_or_else(|| {
+            let known: Vec<&str> = OPS.iter().map(|op| op.name).collect();
+            Usage(format!("no operation is called \"{name}\"; operations: {}", known.join(", ")))
+        })
+    };
+    names.iter().map(find).collect()
+}
+
+/// What the numbers were computed on.
+fn machine() -> String {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("device: cpu ({}, {threads} threads)\nvector units: {}", std::env::consts::ARCH, vectors())
+}
+
+#[cfg(target_arch = "x86_64")]
+fn vectors() -> &'static str {
+    if is_x86_feature_detected!("avx512f") {
+        "AVX-512"
+    } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        "AVX2 and FMA"
+    } else {
+        "baseline (slow: no AVX2)"
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn vectors() -> &'static str {
+    "what the compiler assumes for this architecture (untested)"
+}
+
+fn print(f: &Finding, verbose: bool, out: &mut dyn Write) -> std::io::Result<()> {
+    let (cases, comparisons) = (f.reports.len(), f.comparisons().count());
+    let margin = format!("{:.0}%", 100. * f.margin());
+    writeln!(out, "{:<16} {cases:>5} {comparisons:>11} {margin:>13} {:>8.2}", f.name, f.seconds)?;
+    for (report, d) in f.comparisons().filter(|(_, d)| verbose || !d.ok()) {
+        let mark = if d.ok() { "ok  " } else { "FAIL" };
+        writeln!(out, "  {mark} {}: {} {:.2e} (bound {:.0e})", report.case, d.what, d.error, d.bound)?;
+    }
+    out.flush()
+}
+
+fn object(findings: &[Finding], dead_heads: usize) -> Value {
+    let comparison = |(r, d): (&Report, &Deviation)| {
+        json!({ "case": r.case, "what": d.what, "error": d.error, "bound": d.bound, "ok": d.ok() })
+    };
+    let op = |f: &Finding| {
+        let comparisons: Vec<Value> = f.comparisons().map(comparison).collect();
+        json!({ "name": f.name, "ok": f.ok(), "seconds": f.seconds, "comparisons": comparisons })
+    };
+    let ok = findings.iter().all(Finding::ok) && dead_heads == 0;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    json!({
+        "ok": ok,
+        "device": "cpu",
+        "arch": std::env::consts::ARCH,
+        "threads": threads,
+        "vector_units": vectors(),
+        "dead_heads": dead_heads,
+        "ops": findings.iter().map(op).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(args: &Args) -> String {
+        let mut out = Vec::new();
+        run(args, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn checks_the_operations_asked_for() {
+        let args = Args { op: vec!["rms_norm".into(), "linear".into()], verbose: true, json: false };
+        let text = said(&args);
+        assert!(text.contains("2 operations compute the right numbers here."), "{text}");
+        assert!(text.contains("ok   rms_norm") && text.contains("d_w by differences"), "{text}");
+        let json: Value = serde_json::from_str(&said(&Args { verbose: false, json: true, ..args })).unwrap();
+        assert_eq!((&json["ok"], &json["ops"][1]["name"]), (&json!(true), &json!("linear")));
+    }
+
+    #[test]
+    fn an_unknown_operation_is_wrong_usage() {
+        let args = Args { op: vec!["rmsnorm".into()], verbose: false, json: false };
+        let error = run(&args, &mut Vec::new()).unwrap_err();
+        assert!(error.is::<Usage>() && error.to_string().contains("operations: linear, rms_norm"), "{error}");
+    }
+
+    /// A wrong number anywhere must show: the largest share is NaN when any error is.
+    #[test]
+    fn what_is_not_finite_is_not_ok() {
+        let bad = Deviation { what: "y".into(), error: f64::NAN, bound: 1e-6 };
+        let good = Deviation { what: "d_x".into(), error: 0., bound: 1e-6 };
+        let report = Report { case: "case".into(), deviations: vec![bad, good] };
+        let f = Finding { name: "op", reports: vec![report], seconds: 0. };
+        assert!(!f.ok() && f.margin().is_nan());
+        let mut out = Vec::new();
+        print(&f, false, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("FAIL case: y") && !text.contains("d_x"), "{text}");
+    }
+}

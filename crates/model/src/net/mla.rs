@@ -1,0 +1,146 @@
+//! Multi-head latent attention with KV groups (MATH 2), or ordinary grouped attention where there is no latent.
+
+use super::state::LayerState;
+use super::{Norm, Pass, section};
+use crate::Error;
+use crate::config::{MlaConfig, ModelConfig, Rope};
+use crate::params::ParamTable;
+use crate::store::ParamRef;
+use hymo_ops::{attention, linear, rotary};
+use hymo_tape::{Tape, Var};
+use hymo_tensor::Result;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Mla {
+    /// Rows q | dkv | kr, or q | kr | uk | uv without a latent.
+    proj: ParamRef,
+    /// Widths of q, of the latent (or k | v) and of k_r, in the order of `proj`.
+    widths: [usize; 3],
+    latent: Option<Latent>,
+    out: ParamRef,
+    /// How the heads of q and the groups of k_r lie.
+    rotary: [rotary::Args; 2],
+    attention: attention::Args,
+}
+
+#[derive(Debug, Clone)]
+struct Latent {
+    norm: Norm,
+    /// Rows uk | uv.
+    up: ParamRef,
+}
+
+impl Mla {
+    pub(crate) fn new(table: &ParamTable, model: &ModelConfig, prefix: &str) -> std::result::Result<Self, Error> {
+        let c = section(&model.mla, "model.mla")?;
+        let at = format!("{prefix}.mla");
+        let (q, kr) = (c.n_heads * (c.d_nope + c.d_rope), c.n_kv_groups * c.d_rope);
+        let kv = c.n_kv_groups * (c.d_nope + c.d_v);
+        let latent = match c.kv_latent {
+            0 => None,
+            _ => Some(Latent {
+                norm: Norm::plain(table, &format!("{at}.latent_norm"), &model.norm)?,
+                up: ParamRef::rows(table, &at, &["uk", "uv"])?,
+            }),
+        };
+        let (names, widths): (&[&str], _) = match &latent {
+            Some(_) => (&["q", "dkv", "kr"], [q, c.kv_latent, kr]),
+            None => (&["q", "kr", "uk", "uv"], [q, kr, kv]),
+        };
+        Ok(Mla {
+            proj: ParamRef::rows(table, &at, names)?,
+            widths,
+            latent,
+            out: ParamRef::named(table, &format!("{at}.o.weight"))?,
+            rotary: [
+                rotary::Args { n_heads: c.n_heads, head_dim: c.d_nope + c.d_rope },
+                rotary::Args { n_heads: c.n_kv_groups, head_dim: c.d_rope },
+            ],
+            attention: attention_args(c),
+        })
+    }
+
+    /// n [N, D] -> [N, D]. With a state: the cache grows by these tokens, and they attend to all of it.
+    pub(crate) fn forward(
+        &self,
+        tape: &mut Tape,
+        pass: &Pass,
+        n: &Var,
+        state: Option<&mut LayerState>,
+        layer: usize,
+    ) -> Result<Var> {
+        let [q, second, third] = linear::apply_split(tape, n, &pass.var(&self.proj)?, self.widths)?;
+        // What is cached: the normed latent, or keys and values themselves.
+        let (cached, k_r) = match &self.latent {
+            Some(latent) => (latent.norm.forward(tape, pass, &second)?, third),
+            None => (third, second),
+        };
+        let (q, k_r) = match &pass.angles {
+            Some(angles) => {
+                let [of_q, of_k] = self.rotary;
+                (rotary::apply(tape, &q, angles, of_q)?, rotary::apply(tape, &k_r, angles, of_k)?)
+            }
+            None => (q, k_r),
+        };
+        let o = match state {
+            Some(state) => Var::constant(self.over_cache(tape, pass, [&q, &cached, &k_r], state)?),
+            None => {
+                let kv = match &self.latent {
+                    Some(latent) => linear::apply(tape, &cached, &pass.var(&latent.up)?)?, // [N, G (dn + V)]
+                    None => cached,
+                };
+                let out = attention::apply(tape, &q, &kv, &k_r, &pass.docs, self.attention)?;
+                if !tape.recomputing() {
+                    pass.stats()[layer].max_logits = hymo_ops::check::values(&out.max_logit)?;
+                }
+                out.o
+            }
+        };
+        linear::apply(tape, &o, &pass.var(&self.out)?)
+    }
+
+    fn over_cache(
+        &self,
+        tape: &Tape,
+        pass: &Pass,
+        [q, new, k_r]: [&Var; 3],
+        state: &mut LayerState,
+    ) -> Result<hymo_tensor::Tensor> {
+        let ctx = tape.ctx();
+        let (kv, k_r) = state.grow(ctx, new.value(), k_r.value())?;
+        // One document: every token sees the cache from its start.
+        let from = vec![0; q.value().rows()];
+        match &self.latent {
+            Some(latent) => {
+                let up = pass.var(&latent.up)?; // [G (dn + V), R]
+                let split = self.attention.n_groups * self.attention.d_nope;
+                let (w_uk, w_uv) = (up.value().slice_rows(0..split)?, up.value().slice_rows(split..up.value().rows())?);
+                let latent = attention::Latent { c: &kv, k_r: &k_r, w_uk: &w_uk, w_uv: &w_uv };
+                attention::absorbed(ctx, q.value(), latent, &from, self.attention)
+            }
+            None => Ok(attention::cached(ctx, q.value(), &kv, &k_r, &from, self.attention)?.o),
+        }
+    }
+}
+
+/// How the rotary numbers turn, if they do.
+pub(crate) fn rope(c: &MlaConfig) -> Option<rotary::Rope> {
+    if c.rope == Rope::None || c.d_rope == 0 {
+        return None;
+    }
+    let yarn = c.yarn.as_ref().map(|y| rotary::Yarn { factor: y.factor, original_context: y.original_context });
+    Some(rotary::Rope { d_rope: c.d_rope, theta: c.rope_theta, yarn })
+}
+
+fn attention_args(c: &MlaConfig) -> attention::Args {
+    let stretch = c.yarn.as_ref().map_or(1., |y| rotary::yarn_scale(y.factor));
+    let scale = ((c.d_nope + c.d_rope) as f64).sqrt().recip() * stretch;
+    attention::Args {
+        n_heads: c.n_heads,
+        n_groups: c.n_kv_groups,
+        d_nope: c.d_nope,
+        d_rope: c.d_rope,
+        d_v: c.d_v,
+        scale,
+    }
+}

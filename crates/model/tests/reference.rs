@@ -1,0 +1,75 @@
+//! The whole model against an independent PyTorch HyMo (fixtures/hymo_reference.py): losses, logits and the gradient of
+//! every parameter, for both gates, with experts and prediction modules, and for a dense model without a latent.
+
+mod small;
+
+use hymo_model::{HyMo, Options};
+use hymo_ops::check::rms_error;
+use hymo_tensor::Ctx;
+use small::{Reference, step, values};
+
+/// The file's own numbers are rounded to f32 once: 6e-8 of each.
+fn close(what: &str, got: f64, want: f64, bound: f64) {
+    assert!((got - want).abs() <= bound * want.abs(), "{what}: {got}, the reference says {want}");
+}
+
+/// Runs a reference file in `f32` (fast path) or `f64` (oracle) and returns the largest gradient error and its name.
+fn run(name: &str, double: bool, loss_bound: f64, logit_bound: f64) -> Vec<(f64, String)> {
+    let reference = Reference::load(name);
+    let config = reference.config();
+    let ctx = if double { Ctx::cpu().oracle() } else { Ctx::cpu().poisoned() };
+    let mut params = reference.params(&ctx, &config);
+    if double {
+        params = params.to_f64(&ctx).unwrap();
+    }
+    let batch = reference.batch(&config);
+    let valid: Vec<f64> =
+        reference.about["valid_targets"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+    assert_eq!(batch.counts().valid, valid);
+    let got = step(&ctx, &config, &params, &batch, &Options::default());
+    for (k, loss) in got.depths.iter().enumerate() {
+        close(&format!("loss {k}"), *loss, reference.values(&format!("loss.{k}"))[0], loss_bound);
+    }
+    close("total", got.total, reference.values("loss.total")[0], loss_bound);
+    if config.moe.is_some() {
+        close("balance", got.balance, reference.values("loss.balance")[0], loss_bound);
+        let counts: Vec<f64> = got.stats[3].expert_counts.iter().map(|&c| c as f64).collect();
+        assert_eq!(counts, reference.values("expert_counts.3"));
+    }
+    for (k, logits) in HyMo::new(&config).unwrap().logits(&ctx, &params, &batch).unwrap().iter().enumerate() {
+        let row = logits.slice_rows(0..batch.docs().len()).unwrap();
+        let error = rms_error(&values(&row), reference.values(&format!("logits.{k}")));
+        assert!(error <= logit_bound, "logits {k}: {error:e}");
+    }
+    let named = reference.names().filter(|n| n.starts_with("grad.")).count();
+    assert_eq!(named, params.table().params().len(), "every parameter has a reference gradient");
+    let mut errors: Vec<(f64, String)> = params
+        .table()
+        .params()
+        .iter()
+        .map(|spec| {
+            let grad = values(&params.grad_of(&got.grads, &spec.name).unwrap());
+            (rms_error(&grad, reference.values(&format!("grad.{}", spec.name))), spec.name.clone())
+        })
+        .collect();
+    errors.sort_by(|a, b| b.0.total_cmp(&a.0));
+    errors
+}
+
+const MODELS: [&str; 3] = ["hymo_sigmoid", "hymo_silu", "hymo_dense"];
+
+#[test]
+fn double_precision_agrees_to_the_files_rounding() {
+    for name in MODELS {
+        let errors = run(name, true, 1e-6, 1e-7);
+        assert!(errors[0].0 <= 2e-7, "{name}: {:?}", &errors[..3]);
+    }
+}
+
+#[test]
+fn single_precision_agrees() {
+    for name in MODELS {
+        let errors = run(name, false, 1e-5, 1e-5);
+        assert!(errors[0].0 <= 1e-5, "{name}: {:?}", &errors[..errors.len().min(8)]);
+    }
+}
