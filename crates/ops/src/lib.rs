@@ -24,12 +24,15 @@ macro_rules! on_cpu {
 pub mod act;
 pub mod check;
 mod docs;
+#[cfg(test)]
+mod fixture;
 pub mod gemm;
 mod lanes;
 pub mod linear;
 pub mod registry;
 pub mod residual;
 pub mod rms_norm;
+pub mod router;
 pub mod swiglu;
 
 pub use docs::Docs;
