@@ -18,6 +18,7 @@ pub const OPS: &[OpInfo] = &[
     OpInfo { name: "rms_norm", cases: crate::rms_norm::cases },
     OpInfo { name: "swiglu", cases: crate::swiglu::cases },
     OpInfo { name: "router", cases: crate::router::cases },
+    OpInfo { name: "experts", cases: crate::experts::cases },
     OpInfo { name: "residual", cases: crate::residual::cases },
 ];
 

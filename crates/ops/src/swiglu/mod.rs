@@ -7,6 +7,8 @@
 
 mod cpu;
 
+pub(crate) use cpu::{gated, gated_gradient};
+
 use crate::check::{Case, Noise};
 use hymo_tape::{GradSlot, Tape, Var};
 use hymo_tensor::{Ctx, Device, Error, Result, Tensor};
