@@ -25,11 +25,16 @@ pub mod act;
 pub mod check;
 pub mod concat;
 mod docs;
+pub mod experts;
+#[cfg(test)]
+mod fixture;
 pub mod gemm;
 mod lanes;
 pub mod linear;
 pub mod registry;
 pub mod residual;
 pub mod rms_norm;
+pub mod router;
+pub mod swiglu;
 
 pub use docs::Docs;

@@ -16,6 +16,9 @@ pub struct OpInfo {
 pub const OPS: &[OpInfo] = &[
     OpInfo { name: "linear", cases: crate::linear::cases },
     OpInfo { name: "rms_norm", cases: crate::rms_norm::cases },
+    OpInfo { name: "swiglu", cases: crate::swiglu::cases },
+    OpInfo { name: "router", cases: crate::router::cases },
+    OpInfo { name: "experts", cases: crate::experts::cases },
     OpInfo { name: "residual", cases: crate::residual::cases },
     OpInfo { name: "concat", cases: crate::concat::cases },
 ];
