@@ -13,8 +13,9 @@ fn close(what: &str, got: f64, want: f64, bound: f64) {
     assert!((got - want).abs() <= bound * want.abs(), "{what}: {got}, the reference says {want}");
 }
 
-/// Runs a reference file in `f32` (fast path) or `f64` (oracle) and returns the largest gradient error and its name.
-fn run(name: &str, double: bool, loss_bound: f64, logit_bound: f64) -> Vec<(f64, String)> {
+/// Runs a reference file in `f32` (fast path) or `f64` (oracle): the error of the gradient as one vector, and each
+/// tensor's, largest first.
+fn run(name: &str, double: bool, loss_bound: f64, logit_bound: f64) -> (f64, Vec<(f64, String)>) {
     let reference = Reference::load(name);
     let config = reference.config();
     let ctx = if double { Ctx::cpu().oracle() } else { Ctx::cpu().poisoned() };
@@ -43,17 +44,16 @@ fn run(name: &str, double: bool, loss_bound: f64, logit_bound: f64) -> Vec<(f64,
     }
     let named = reference.names().filter(|n| n.starts_with("grad.")).count();
     assert_eq!(named, params.table().params().len(), "every parameter has a reference gradient");
-    let mut errors: Vec<(f64, String)> = params
-        .table()
-        .params()
-        .iter()
-        .map(|spec| {
-            let grad = values(&params.grad_of(&got.grads, &spec.name).unwrap());
-            (rms_error(&grad, reference.values(&format!("grad.{}", spec.name))), spec.name.clone())
-        })
-        .collect();
+    let (mut errors, mut all, mut want_all) = (Vec::new(), Vec::new(), Vec::new());
+    for spec in params.table().params() {
+        let grad = values(&params.grad_of(&got.grads, &spec.name).unwrap());
+        let want = reference.values(&format!("grad.{}", spec.name));
+        errors.push((rms_error(&grad, want), spec.name.clone()));
+        all.extend(grad);
+        want_all.extend_from_slice(want);
+    }
     errors.sort_by(|a, b| b.0.total_cmp(&a.0));
-    errors
+    (rms_error(&all, &want_all), errors)
 }
 
 const MODELS: [&str; 3] = ["hymo_sigmoid", "hymo_silu", "hymo_dense"];
@@ -61,15 +61,18 @@ const MODELS: [&str; 3] = ["hymo_sigmoid", "hymo_silu", "hymo_dense"];
 #[test]
 fn double_precision_agrees_to_the_files_rounding() {
     for name in MODELS {
-        let errors = run(name, true, 1e-6, 1e-7);
-        assert!(errors[0].0 <= 2e-7, "{name}: {:?}", &errors[..3]);
+        let (whole, errors) = run(name, true, 1e-6, 1e-7);
+        assert!(whole <= 5e-8 && errors[0].0 <= 2e-7, "{name}: {whole:e} {:?}", &errors[..3]);
     }
 }
 
+/// The gradient as one vector to 1e-5; single tensors to 2e-5. A document's first output is beta (q . k) v, which the
+/// gated norm divides by its own size, so where q . k is near 0 rounding is amplified whoever computes: PyTorch's own f32
+/// differs from its f64 by up to 1.4e-5 on the same tensors (fixtures/README.md).
 #[test]
 fn single_precision_agrees() {
     for name in MODELS {
-        let errors = run(name, false, 1e-5, 1e-5);
-        assert!(errors[0].0 <= 1e-5, "{name}: {:?}", &errors[..errors.len().min(8)]);
+        let (whole, errors) = run(name, false, 1e-6, 1e-5);
+        assert!(whole <= 1e-5 && errors[0].0 <= 2e-5, "{name}: {whole:e} {:?}", &errors[..8]);
     }
 }
