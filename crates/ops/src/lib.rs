@@ -24,6 +24,7 @@ macro_rules! on_cpu {
 pub mod act;
 pub mod check;
 mod docs;
+pub mod embedding;
 pub mod gemm;
 mod lanes;
 pub mod linear;

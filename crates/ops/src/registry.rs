@@ -14,6 +14,7 @@ pub struct OpInfo {
 
 /// All operations, in the order of a layer.
 pub const OPS: &[OpInfo] = &[
+    OpInfo { name: "embedding", cases: crate::embedding::cases },
     OpInfo { name: "linear", cases: crate::linear::cases },
     OpInfo { name: "rms_norm", cases: crate::rms_norm::cases },
     OpInfo { name: "residual", cases: crate::residual::cases },
