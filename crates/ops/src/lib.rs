@@ -25,11 +25,14 @@ pub mod act;
 pub mod check;
 mod docs;
 pub mod embedding;
+#[cfg(test)]
+mod fixture;
 pub mod gemm;
 mod lanes;
 pub mod linear;
 pub mod registry;
 pub mod residual;
 pub mod rms_norm;
+pub mod short_conv;
 
 pub use docs::Docs;
