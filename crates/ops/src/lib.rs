@@ -27,6 +27,7 @@ mod docs;
 pub mod embedding;
 #[cfg(test)]
 mod fixture;
+pub mod gated_norm;
 pub mod gemm;
 mod lanes;
 pub mod linear;

@@ -18,6 +18,7 @@ pub const OPS: &[OpInfo] = &[
     OpInfo { name: "linear", cases: crate::linear::cases },
     OpInfo { name: "rms_norm", cases: crate::rms_norm::cases },
     OpInfo { name: "short_conv", cases: crate::short_conv::cases },
+    OpInfo { name: "gated_norm", cases: crate::gated_norm::cases },
     OpInfo { name: "residual", cases: crate::residual::cases },
 ];
 
