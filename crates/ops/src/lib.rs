@@ -23,8 +23,10 @@ macro_rules! on_cpu {
 
 pub mod act;
 pub mod check;
+pub mod cross_entropy;
 mod docs;
 pub mod embedding;
+mod exp;
 #[cfg(test)]
 mod fixture;
 pub mod gated_norm;

@@ -20,6 +20,7 @@ pub const OPS: &[OpInfo] = &[
     OpInfo { name: "short_conv", cases: crate::short_conv::cases },
     OpInfo { name: "gated_norm", cases: crate::gated_norm::cases },
     OpInfo { name: "residual", cases: crate::residual::cases },
+    OpInfo { name: "cross_entropy", cases: crate::cross_entropy::cases },
 ];
 
 impl OpInfo {
