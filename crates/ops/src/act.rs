@@ -60,6 +60,16 @@ impl GateAct {
             GateAct::Silu => silu_grad(z),
         }
     }
+
+    /// Both from one exponential, the bits of [`GateAct::value`] and [`GateAct::grad`].
+    #[inline]
+    pub fn value_and_grad<T: Real>(self, z: T) -> (T, T) {
+        let s = sigmoid(z);
+        match self {
+            GateAct::Sigmoid => (s, s * (T::one() - s)),
+            GateAct::Silu => (z * s, s * (T::one() + z * (T::one() - s))),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -79,6 +89,7 @@ mod tests {
             assert!((slope(&softplus) - sigmoid(x)).abs() < 1e-8);
             for act in [GateAct::Sigmoid, GateAct::Silu] {
                 assert!((slope(&|z| act.value(z)) - act.grad(x)).abs() < 1e-8);
+                assert_eq!(act.value_and_grad(x), (act.value(x), act.grad(x)));
             }
         }
     }

@@ -28,6 +28,13 @@ mod docs;
 pub mod experts;
 #[cfg(test)]
 mod fixture;
+pub mod cross_entropy;
+mod docs;
+pub mod embedding;
+mod exp;
+#[cfg(test)]
+mod fixture;
+pub mod gated_norm;
 pub mod gemm;
 mod lanes;
 pub mod linear;
@@ -36,5 +43,6 @@ pub mod residual;
 pub mod rms_norm;
 pub mod router;
 pub mod swiglu;
+pub mod short_conv;
 
 pub use docs::Docs;

@@ -62,6 +62,11 @@ impl Var {
     pub fn tracked(&self) -> bool {
         self.place != Place::Nowhere
     }
+
+    /// Whether this is a parameter, whose gradient adds into a flat buffer ([`Tape::with_param_grads`]).
+    pub fn is_param(&self) -> bool {
+        matches!(self.place, Place::Flat { .. })
+    }
 }
 
 type Back = Box<dyn FnOnce(&Ctx, &mut Grads) -> Result<()>>;
@@ -166,12 +171,16 @@ impl Tape {
     }
 
     /// Gradient slots outside a node, for an operation that computes gradients while it runs forward (a loss, whose
-    /// upstream gradient is known). Fails when a parameter's gradient is wanted and the tape has none.
+    /// upstream gradient is known). Fails when a parameter's gradient is wanted and the tape has none, and for a variable
+    /// that the tape itself tracks: its gradient exists only during the backward pass.
     pub fn with_param_grads<const I: usize>(
         &mut self,
         vars: [&Var; I],
         f: impl FnOnce(&Ctx, &mut [GradSlot<'_>; I]) -> Result<()>,
     ) -> Result<()> {
+        if vars.iter().any(|v| matches!(v.place, Place::Slot(_))) {
+            return Err(Error::value("with_param_grads", "vars", "a tracked activation", "parameters and constants"));
+        }
         let mut grads = Grads::new(0, self.params.take());
         let inputs = vars.map(|v| (v.place, v.value.shape(), v.value.dtype()));
         let done = grads.with(&self.ctx, &inputs, |slots| f(&self.ctx, slots));
@@ -219,5 +228,29 @@ impl Tape {
             (node.back)(&self.ctx, &mut grads)?;
         }
         Ok(grads)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The gradient of an activation exists only during the backward pass.
+    #[test]
+    fn gradients_in_forward_are_for_parameters_only() {
+        let ctx = Ctx::cpu();
+        let mut tape = Tape::training(&ctx, ParamGrads::new(vec![ctx.zeros::<f32>(&[2]).unwrap()]).unwrap());
+        let leaf = tape.leaf(ctx.zeros::<f32>(&[2]).unwrap());
+        let param = Var::param(ctx.zeros::<f32>(&[2]).unwrap(), 0, 0);
+        assert!(param.is_param() && !leaf.is_param());
+        let err = tape.with_param_grads([&leaf], |_, _| Ok(())).unwrap_err().to_string();
+        assert_eq!(err, "with_param_grads: vars is a tracked activation, want parameters and constants");
+        tape.with_param_grads([&param], |ctx, [slot]| {
+            slot.target::<f32>(ctx)?.unwrap().0.fill(1.);
+            Ok(())
+        })
+        .unwrap();
+        let params = tape.backward_from(Vec::new()).unwrap().into_params().unwrap();
+        assert_eq!(params.flats()[0].to_vec::<f32>().unwrap(), [1., 1.]);
     }
 }
