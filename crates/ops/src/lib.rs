@@ -23,6 +23,8 @@ macro_rules! on_cpu {
 
 pub mod act;
 pub mod check;
+pub mod decay_gate;
+
 mod docs;
 pub mod gemm;
 mod lanes;
