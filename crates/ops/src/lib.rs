@@ -24,6 +24,7 @@ macro_rules! on_cpu {
 pub mod act;
 pub mod check;
 pub mod decay_gate;
+pub mod delta_rule;
 
 mod docs;
 pub mod gemm;

@@ -17,6 +17,7 @@ pub const OPS: &[OpInfo] = &[
     OpInfo { name: "linear", cases: crate::linear::cases },
     OpInfo { name: "rms_norm", cases: crate::rms_norm::cases },
     OpInfo { name: "decay_gate", cases: crate::decay_gate::cases },
+    OpInfo { name: "delta_rule", cases: crate::delta_rule::cases },
     OpInfo { name: "residual", cases: crate::residual::cases },
 ];
 
