@@ -26,23 +26,23 @@ pub fn tn<T: Real>(ctx: &Ctx, c: MatMut<'_, T>, a: Mat<'_, T>, b: Mat<'_, T>, ad
     product(fast::<T>(ctx), c, a, b, (true, false), T::one(), add, true);
 }
 
-/// The same products on the caller's thread and the fast path, scaled by `alpha`: for work that is already one of many
-/// parallel tasks.
+/// The same products on the caller's thread and the fast path (in `f64` too), scaled by `alpha`: for work that is already
+/// one of many parallel tasks.
 pub mod local {
-    use super::{Mat, MatMut, product};
+    use super::{Mat, MatMut, Real, product};
 
     /// C (+)= alpha A Bᵀ.
-    pub fn nt(c: MatMut<'_, f32>, a: Mat<'_, f32>, b: Mat<'_, f32>, alpha: f32, add: bool) {
+    pub fn nt<T: Real>(c: MatMut<'_, T>, a: Mat<'_, T>, b: Mat<'_, T>, alpha: T, add: bool) {
         product(true, c, a, b, (false, true), alpha, add, false);
     }
 
     /// C (+)= alpha A B.
-    pub fn nn(c: MatMut<'_, f32>, a: Mat<'_, f32>, b: Mat<'_, f32>, alpha: f32, add: bool) {
+    pub fn nn<T: Real>(c: MatMut<'_, T>, a: Mat<'_, T>, b: Mat<'_, T>, alpha: T, add: bool) {
         product(true, c, a, b, (false, false), alpha, add, false);
     }
 
     /// C (+)= alpha Aᵀ B.
-    pub fn tn(c: MatMut<'_, f32>, a: Mat<'_, f32>, b: Mat<'_, f32>, alpha: f32, add: bool) {
+    pub fn tn<T: Real>(c: MatMut<'_, T>, a: Mat<'_, T>, b: Mat<'_, T>, alpha: T, add: bool) {
         product(true, c, a, b, (true, false), alpha, add, false);
     }
 }

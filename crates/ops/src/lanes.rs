@@ -1,9 +1,11 @@
 //! Sums over a row in an order that whole vectors can follow, the same on every machine.
 
+use hymo_tensor::Real;
+
 /// Σ term(i) for i in 0..n. Sixteen sums run side by side, then fold in order.
 #[inline(always)]
-pub fn lanes(n: usize, term: impl Fn(usize) -> f32) -> f32 {
-    let mut sums = [0f32; 16];
+pub fn lanes<T: Real>(n: usize, term: impl Fn(usize) -> T) -> T {
+    let mut sums = [T::zero(); 16];
     let whole = n / 16 * 16;
     for i in (0..whole).step_by(16) {
         for (l, s) in sums.iter_mut().enumerate() {
@@ -13,12 +15,12 @@ pub fn lanes(n: usize, term: impl Fn(usize) -> f32) -> f32 {
     for i in whole..n {
         sums[i - whole] += term(i);
     }
-    sums.iter().sum()
+    sums.iter().copied().sum()
 }
 
 /// Σ a b; `b` is at least as long as `a`.
 #[inline]
-pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     let b = &b[..a.len()];
     lanes(a.len(), |i| a[i] * b[i])
 }

@@ -24,6 +24,9 @@ macro_rules! on_cpu {
 pub mod act;
 pub mod check;
 pub mod concat;
+pub mod decay_gate;
+pub mod delta_rule;
+
 mod docs;
 pub mod experts;
 #[cfg(test)]

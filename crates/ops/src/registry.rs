@@ -20,6 +20,8 @@ pub const OPS: &[OpInfo] = &[
     OpInfo { name: "swiglu", cases: crate::swiglu::cases },
     OpInfo { name: "router", cases: crate::router::cases },
     OpInfo { name: "experts", cases: crate::experts::cases },
+    OpInfo { name: "decay_gate", cases: crate::decay_gate::cases },
+    OpInfo { name: "delta_rule", cases: crate::delta_rule::cases },
     OpInfo { name: "residual", cases: crate::residual::cases },
     OpInfo { name: "concat", cases: crate::concat::cases },
     OpInfo { name: "short_conv", cases: crate::short_conv::cases },
