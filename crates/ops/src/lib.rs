@@ -24,17 +24,13 @@ macro_rules! on_cpu {
 pub mod act;
 pub mod check;
 pub mod concat;
+pub mod cross_entropy;
 pub mod decay_gate;
 pub mod delta_rule;
-
-mod docs;
-pub mod experts;
-#[cfg(test)]
-mod fixture;
-pub mod cross_entropy;
 mod docs;
 pub mod embedding;
 mod exp;
+pub mod experts;
 #[cfg(test)]
 mod fixture;
 pub mod gated_norm;
@@ -45,7 +41,7 @@ pub mod registry;
 pub mod residual;
 pub mod rms_norm;
 pub mod router;
-pub mod swiglu;
 pub mod short_conv;
+pub mod swiglu;
 
 pub use docs::Docs;

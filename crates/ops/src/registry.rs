@@ -15,18 +15,17 @@ pub struct OpInfo {
 /// All operations, in the order of a layer.
 pub const OPS: &[OpInfo] = &[
     OpInfo { name: "embedding", cases: crate::embedding::cases },
-    OpInfo { name: "linear", cases: crate::linear::cases },
     OpInfo { name: "rms_norm", cases: crate::rms_norm::cases },
-    OpInfo { name: "swiglu", cases: crate::swiglu::cases },
-    OpInfo { name: "router", cases: crate::router::cases },
-    OpInfo { name: "experts", cases: crate::experts::cases },
+    OpInfo { name: "linear", cases: crate::linear::cases },
+    OpInfo { name: "short_conv", cases: crate::short_conv::cases },
     OpInfo { name: "decay_gate", cases: crate::decay_gate::cases },
     OpInfo { name: "delta_rule", cases: crate::delta_rule::cases },
-    OpInfo { name: "residual", cases: crate::residual::cases },
-    OpInfo { name: "concat", cases: crate::concat::cases },
-    OpInfo { name: "short_conv", cases: crate::short_conv::cases },
     OpInfo { name: "gated_norm", cases: crate::gated_norm::cases },
     OpInfo { name: "residual", cases: crate::residual::cases },
+    OpInfo { name: "router", cases: crate::router::cases },
+    OpInfo { name: "experts", cases: crate::experts::cases },
+    OpInfo { name: "swiglu", cases: crate::swiglu::cases },
+    OpInfo { name: "concat", cases: crate::concat::cases },
     OpInfo { name: "cross_entropy", cases: crate::cross_entropy::cases },
 ];
 

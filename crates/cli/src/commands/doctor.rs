@@ -53,7 +53,9 @@ impl Finding {
     /// The largest share of its bound that any comparison used; NaN when a value was not finite.
     fn margin(&self) -> f64 {
         let share = |d: &Deviation| if d.bound > 0. { d.error / d.bound } else { d.error };
-        self.comparisons().map(|(_, d)| share(d)).fold(0., |a, b| if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) })
+        self.comparisons()
+            .map(|(_, d)| share(d))
+            .fold(0., |a, b| if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) })
     }
 }
 
@@ -63,7 +65,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let ctx = Ctx::cpu();
     if !args.json {
         writeln!(out, "{}\n", machine())?;
-        writeln!(out, "{:<16} {:>5} {:>11} {:>13} {:>8}", "operation", "cases", "comparisons", "of its bound", "seconds")?;
+        writeln!(
+            out,
+            "{:<16} {:>5} {:>11} {:>13} {:>8}",
+            "operation", "cases", "comparisons", "of its bound", "seconds"
+        )?;
     }
     let mut findings = Vec::new();
     for op in chosen {
@@ -138,9 +144,7 @@ fn print(f: &Finding, verbose: bool, out: &mut dyn Write) -> std::io::Result<()>
 }
 
 fn object(findings: &[Finding], dead_heads: usize) -> Value {
-    let comparison = |(r, d): (&Report, &Deviation)| {
-        json!({ "case": r.case, "what": d.what, "error": d.error, "bound": d.bound, "ok": d.ok() })
-    };
+    let comparison = |(r, d): (&Report, &Deviation)| json!({ "case": r.case, "what": d.what, "error": d.error, "bound": d.bound, "ok": d.ok() });
     let op = |f: &Finding| {
         let comparisons: Vec<Value> = f.comparisons().map(comparison).collect();
         json!({ "name": f.name, "ok": f.ok(), "seconds": f.seconds, "comparisons": comparisons })

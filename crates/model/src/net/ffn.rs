@@ -19,10 +19,7 @@ pub(crate) struct Dense {
 
 impl Dense {
     fn new(table: &ParamTable, prefix: &str) -> std::result::Result<Self, Error> {
-        Ok(Dense {
-            up: ParamRef::rows(table, prefix, &["w1", "w3"])?,
-            down: ParamRef::rows(table, prefix, &["w2"])?,
-        })
+        Ok(Dense { up: ParamRef::rows(table, prefix, &["w1", "w3"])?, down: ParamRef::rows(table, prefix, &["w2"])? })
     }
 
     fn forward(&self, tape: &mut Tape, pass: &Pass, n: &Var) -> Result<Var> {
@@ -105,22 +102,16 @@ impl Moe {
 
     fn forward(&self, tape: &mut Tape, pass: &Pass, n: &Var, layer: usize) -> Result<(Var, Option<Var>)> {
         let args = router::Args { tokens: pass.tokens, ..self.args };
-        let bias = pass.params.buffer(&self.bias).map_err(|e| {
-            hymo_tensor::Error::value("moe", "router bias", e, "a buffer of these parameters")
-        })?;
+        let bias = pass
+            .params
+            .buffer(&self.bias)
+            .map_err(|e| hymo_tensor::Error::value("moe", "router bias", e, "a buffer of these parameters"))?;
         let routed = router::apply(tape, n, &pass.var(&self.router)?, bias, &pass.docs, args)?;
         // HAZARD 15: a second run for the gradients counts nothing.
         if !tape.recomputing() {
             pass.stats()[layer].expert_counts.clone_from(&routed.counts);
         }
-        let y = experts::apply(
-            tape,
-            n,
-            &routed.chosen,
-            &routed.gates,
-            &pass.var(&self.w13)?,
-            &pass.var(&self.w2)?,
-        )?;
+        let y = experts::apply(tape, n, &routed.chosen, &routed.gates, &pass.var(&self.w13)?, &pass.var(&self.w2)?)?;
         let y = match &self.shared {
             Some(shared) => {
                 let s = shared.forward(tape, pass, n)?;

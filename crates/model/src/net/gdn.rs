@@ -44,33 +44,20 @@ impl Gdn {
             norm: named("norm.weight")?,
             out: named("o.weight")?,
             decay: decay_gate::Args { allow_neg_eigval: c.allow_neg_eigval },
-            rule: delta_rule::Args {
-                n_heads: c.n_heads,
-                d_k: c.d_k,
-                d_v: c.d_v,
-                chunk: c.chunk_size,
-                qk_l2norm: true,
-            },
+            rule: delta_rule::Args { n_heads: c.n_heads, d_k: c.d_k, d_v: c.d_v, chunk: c.chunk_size, qk_l2norm: true },
             gated: gated_norm::Args { eps: model.norm.eps, act, d_v: c.d_v },
         })
     }
 
     /// n [N, D] -> [N, D]. With a state: goes on from it, and leaves it after the last token.
-    pub(crate) fn forward(
-        &self,
-        tape: &mut Tape,
-        pass: &Pass,
-        n: &Var,
-        state: Option<&mut LayerState>,
-    ) -> Result<Var> {
+    pub(crate) fn forward(&self, tape: &mut Tape, pass: &Pass, n: &Var, state: Option<&mut LayerState>) -> Result<Var> {
         let (h0, tail) = match &state {
             Some(LayerState::Gdn { h, tail }) => (Some(Var::constant(h.clone())), Some(tail.clone())),
             _ => (None, None),
         };
         let [qkv, z, ab] = linear::apply_split(tape, n, &pass.var(&self.proj)?, self.widths)?;
         let (qkv, tail) = short_conv::apply(tape, &qkv, &pass.var(&self.conv)?, &pass.docs, tail.as_ref())?;
-        let [g, beta] =
-            decay_gate::apply(tape, &ab, &pass.var(&self.a_log)?, &pass.var(&self.dt_bias)?, self.decay)?; // [N, H] each
+        let [g, beta] = decay_gate::apply(tape, &ab, &pass.var(&self.a_log)?, &pass.var(&self.dt_bias)?, self.decay)?; // [N, H] each
         let [o, h] = delta_rule::apply(tape, &qkv, &g, &beta, h0.as_ref(), &pass.docs, self.rule)?; // [N, H V]
         let y = gated_norm::apply(tape, &o, &z, &pass.var(&self.norm)?, self.gated)?;
         if let Some(state) = state {

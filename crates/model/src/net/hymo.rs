@@ -104,7 +104,9 @@ impl HyMo {
             embed: ParamRef::named(&table, "embed.weight")?,
             layers: layers.collect::<std::result::Result<_, Error>>()?,
             norm: Norm::new(&table, "norm", &config.norm)?,
-            mtp: (0..config.mtp.n_modules).map(|k| Mtp::new(&table, config, k)).collect::<std::result::Result<_, _>>()?,
+            mtp: (0..config.mtp.n_modules)
+                .map(|k| Mtp::new(&table, config, k))
+                .collect::<std::result::Result<_, _>>()?,
         })
     }
 
@@ -215,7 +217,12 @@ impl HyMo {
     pub fn extend(&self, ctx: &Ctx, params: &Params, tokens: &[i32], state: &mut State) -> Result<Tensor> {
         if tokens.is_empty() || state.layers.len() != self.layers.len() {
             let got = format!("{} tokens, a state of {} layers", tokens.len(), state.layers.len());
-            return Err(hymo_tensor::Error::value("extend", "input", got, format!("tokens and {} layers", self.layers.len())));
+            return Err(hymo_tensor::Error::value(
+                "extend",
+                "input",
+                got,
+                format!("tokens and {} layers", self.layers.len()),
+            ));
         }
         let tape = &mut Tape::off(ctx);
         let n = tokens.len();
