@@ -12,36 +12,52 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
         .text(README)
         .and_then(|text| marked_block(text, "tree"))
     else {
-        return vec![Finding::new(
-            README,
-            0,
-            "no fenced block between <!-- tree:begin --> and <!-- tree:end -->",
-        )];
+        let message = "no fenced block between <!-- tree:begin --> and <!-- tree:end -->";
+        return vec![Finding::new(README, 0, message)];
     };
     let mut found = Vec::new();
-    let mut listed: BTreeMap<String, usize> = BTreeMap::new();
-    let mut parent = String::new();
-    for (number, line) in block {
-        let (name, phrase) = line
-            .trim()
-            .split_once(char::is_whitespace)
-            .unwrap_or((line.trim(), ""));
-        let top = !line.starts_with(char::is_whitespace);
-        let path = if top {
-            name.to_owned()
-        } else {
-            format!("{parent}{name}")
+    let listed = listed(block, &mut found);
+    let folders = tree.folders("").into_iter().map(|name| format!("{name}/"));
+    let crates = tree
+        .crates()
+        .into_iter()
+        .map(|name| format!("crates/{name}/"));
+    for wanted in folders
+        .chain(crates)
+        .filter(|wanted| !listed.contains_key(wanted))
+    {
+        let message = format!("{wanted} is missing in the tree: add a line with what it is for");
+        found.push(Finding::new(README, 0, message));
+    }
+    for (path, number) in listed {
+        let exists = match path.strip_suffix('/') {
+            Some(_) => tree.paths().any(|file| file.starts_with(&path)),
+            None => tree.text(&path).is_some(),
         };
-        if top {
-            parent = name.to_owned();
+        if !exists {
+            let message = format!("{path} is listed but is not there (a folder ends in /)");
+            found.push(Finding::new(README, number, message));
         }
-        // A folder whose children are listed may speak through them.
-        if phrase.trim().is_empty() && path != "crates/" {
-            found.push(Finding::new(
-                README,
-                number,
-                format!("{path} is listed without a phrase: say what it is for"),
-            ));
+    }
+    found
+}
+
+/// Every path the block lists, with its line. An indented name belongs to the last one that is not.
+fn listed(block: Vec<(usize, &str)>, found: &mut Vec<Finding>) -> BTreeMap<String, usize> {
+    let mut listed = BTreeMap::new();
+    let mut parent = "";
+    for (number, line) in block {
+        let name = line.split_whitespace().next().unwrap_or_default();
+        let path = if line.starts_with(char::is_whitespace) {
+            format!("{parent}{name}")
+        } else {
+            parent = name;
+            name.to_owned()
+        };
+        // `crates/` speaks through its children.
+        if line.trim() == name && path != "crates/" {
+            let message = format!("{path} is listed without a phrase: say what it is for");
+            found.push(Finding::new(README, number, message));
         }
         if listed.insert(path.clone(), number).is_some() {
             found.push(Finding::new(
@@ -51,34 +67,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
             ));
         }
     }
-    let folders = tree.folders("").into_iter().map(|name| format!("{name}/"));
-    for wanted in folders.chain(
-        tree.crates()
-            .into_iter()
-            .map(|name| format!("crates/{name}/")),
-    ) {
-        if !listed.contains_key(&wanted) {
-            found.push(Finding::new(
-                README,
-                0,
-                format!("{wanted} is missing in the tree: add a line with what it is for"),
-            ));
-        }
-    }
-    for (path, number) in listed {
-        let exists = match path.strip_suffix('/') {
-            Some(_) => tree.paths().any(|file| file.starts_with(&path)),
-            None => tree.paths().any(|file| file == path),
-        };
-        if !exists {
-            found.push(Finding::new(
-                README,
-                number,
-                format!("{path} is listed but is not there (a folder ends in /)"),
-            ));
-        }
-    }
-    found
+    listed
 }
 
 #[cfg(test)]
