@@ -1,0 +1,54 @@
+//! How a command ends.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// The command was asked for something that cannot be: exit code 2. Other errors are failures: exit code 1.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// Says what went wrong, if anything did, and with which code to exit.
+pub fn code(done: anyhow::Result<()>, err: &mut dyn Write) -> ExitCode {
+    let Err(error) = done else {
+        return ExitCode::SUCCESS;
+    };
+    // Who reads the output has seen enough (`hymo inspect .. | head -1`): no fault of this command.
+    if error.chain().any(|e| e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)) {
+        return ExitCode::SUCCESS;
+    }
+    // Where standard error is closed too, nobody can be told.
+    let _ = writeln!(err, "hymo: {error:#}");
+    if error.chain().any(|e| e.is::<Usage>()) { ExitCode::from(2) } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends(error: anyhow::Error) -> (String, String) {
+        let mut said = Vec::new();
+        let code = code(Err(error), &mut said);
+        (format!("{code:?}"), String::from_utf8(said).unwrap())
+    }
+
+    #[test]
+    fn wrong_usage_differs_from_failure() {
+        let expected = |code: u8, said: &str| (format!("{:?}", ExitCode::from(code)), format!("hymo: {said}\n"));
+        assert_eq!(ends(Usage("no such preset".into()).into()), expected(2, "no such preset"));
+        assert_eq!(ends(anyhow::anyhow!("disk full").context("run.toml")), expected(1, "run.toml: disk full"));
+    }
+
+    #[test]
+    fn a_closed_pipe_is_no_error() {
+        let broken = io::Error::from(io::ErrorKind::BrokenPipe);
+        assert_eq!(ends(broken.into()), (format!("{:?}", ExitCode::SUCCESS), String::new()));
+    }
+}

@@ -1,0 +1,193 @@
+//! What each field of a run file may hold: one row a field.
+//!
+//! A test holds this table and the structs to each other, names, types and defaults.
+
+use super::{InitConfig, LossConfig, NormConfig};
+
+/// Type and range of a field.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kind {
+    /// A whole number from the first to the second, both allowed.
+    Int(i64, i64),
+    /// A finite number from the first to the second, both allowed.
+    Num(f64, f64),
+    /// A finite number above the first, up to the second.
+    Above(f64, f64),
+    /// `true` or `false`.
+    Bool,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// A list of at least one of these words.
+    Choices(&'static [&'static str]),
+    /// A list of finite numbers, each from the first to the second.
+    Nums(f64, f64),
+}
+
+/// What happens when a field is left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Absent {
+    /// It must be given (in a section that is given).
+    Wrong,
+    /// It takes this value, as TOML.
+    Default(&'static str),
+    /// It stays out: whatever it describes is off, or another field decides whether it is needed.
+    Off,
+}
+
+/// One field of a run file.
+#[derive(Debug, Clone, Copy)]
+pub struct Field {
+    /// Dotted path.
+    pub path: &'static str,
+    /// Type and range.
+    pub kind: Kind,
+    /// What happens without it.
+    pub absent: Absent,
+    /// A few words with the unit; the struct's own documentation says more.
+    pub note: &'static str,
+}
+
+const fn row(path: &'static str, kind: Kind, absent: Absent, note: &'static str) -> Field {
+    Field { path, kind, absent, note }
+}
+
+use Absent::{Default, Off, Wrong};
+use Kind::{Above, Bool, Choice, Choices, Int, Num, Nums};
+
+const LAYERS: &[&str] = &["gdn", "mla"];
+const HEAD: Kind = Int(1, 1024);
+const TOKENS: Kind = Int(1, 1 << 24);
+const HIDDEN: Kind = Int(1, 1 << 20);
+
+/// Every field of a run file, in the order in which it is printed.
+#[rustfmt::skip]
+pub const FIELDS: &[Field] = &[
+    row("model.vocab_size", Int(2, 65_536), Wrong, "entries; ids are u16 in the shards"),
+    row("model.context_length", TOKENS, Wrong, "tokens"),
+    row("model.d_model", Int(1, 65_536), Wrong, "width of the residual stream"),
+    row("model.n_layers", Int(1, 1024), Wrong, "a multiple of the pattern's length"),
+    row("model.pattern", Choices(LAYERS), Wrong, "repeated to n_layers"),
+    row("model.norm.eps", Num(1e-12, 1e-2), Default("0.000001"), "under the root"),
+    row("model.norm.zero_centred", Bool, Default("true"), "gains stored minus one"),
+    row("model.gdn.n_heads", HEAD, Wrong, "heads"),
+    row("model.gdn.d_k", HEAD, Wrong, "numbers of a query or key"),
+    row("model.gdn.d_v", HEAD, Wrong, "numbers of a value"),
+    row("model.gdn.conv_kernel", Int(2, 8), Default("4"), "tokens"),
+    row("model.gdn.gate_act", Choice(&["sigmoid", "silu"]), Default("\"sigmoid\""), "output gate"),
+    row("model.gdn.allow_neg_eigval", Bool, Default("false"), "write strength up to 2"),
+    row("model.gdn.chunk_size", Int(16, 256), Default("64"), "tokens, a power of two"),
+    row("model.gdn.ffn", Choice(&["none", "swiglu"]), Default("\"none\""), "block after the mixer"),
+    row("model.gdn.d_ff", HIDDEN, Off, "hidden width, with ffn = \"swiglu\" only"),
+    row("model.mla.n_heads", HEAD, Wrong, "query heads"),
+    row("model.mla.n_kv_groups", HEAD, Wrong, "key and value groups, dividing n_heads"),
+    row("model.mla.d_nope", HEAD, Wrong, "content numbers of a query or key"),
+    row("model.mla.d_rope", Int(0, 1024), Wrong, "rotary numbers of a query or key, even"),
+    row("model.mla.d_v", HEAD, Wrong, "numbers of a value"),
+    row("model.mla.kv_latent", Int(0, 16_384), Wrong, "width of the latent; 0 is ordinary grouped attention"),
+    row("model.mla.rope", Choice(&["interleaved", "none"]), Default("\"interleaved\""), "pairs that turn"),
+    row("model.mla.rope_theta", Num(1.0, 1e9), Default("10000.0"), "base of the angles"),
+    row("model.mla.ffn", Choice(&["moe", "swiglu", "none"]), Wrong, "block after the attention"),
+    row("model.mla.d_ff", HIDDEN, Off, "hidden width, with ffn = \"swiglu\" only"),
+    row("model.mla.yarn.factor", Num(1.0, 1024.0), Wrong, "new context over original context"),
+    row("model.mla.yarn.original_context", TOKENS, Wrong, "tokens"),
+    row("model.moe.n_routed", Int(1, 4096), Wrong, "experts to choose from"),
+    row("model.moe.n_shared", Int(0, 64), Wrong, "experts that see every token"),
+    row("model.moe.top_k", Int(1, 64), Wrong, "experts chosen for a token, at most n_routed"),
+    row("model.moe.d_ff", HIDDEN, Wrong, "hidden width of one expert"),
+    row("model.moe.routed_scale", Above(0.0, 100.0), Wrong, "factor on the normalised gates"),
+    row("model.moe.balance_loss", Num(0.0, 1.0), Default("0.0001"), "weight; 0 is off"),
+    row("model.moe.bias_update_rate", Num(0.0, 1.0), Default("0.001"), "router bias, a step; 0 freezes it"),
+    row("model.mtp.n_modules", Int(0, 8), Default("0"), "tokens predicted beyond the next"),
+    row("model.mtp.loss_weights", Nums(0.0, 10.0), Default("[]"), "one a module"),
+    row("model.loss.z_loss", Num(0.0, 1.0), Default("0.0001"), "weight of lse^2; 0 is off"),
+    row("model.loss.soft_cap", Above(0.0, 1000.0), Off, "on logits; absent is off"),
+    row("model.init.std", Above(0.0, 1.0), Default("0.02"), "of matrices, before truncation"),
+    row("model.init.truncate", Num(0.0, 10.0), Default("3.0"), "in standard deviations; 0 does not cut"),
+];
+
+/// Longest pattern that is read, as [`super::ModelConfig::n_layers`] can be no longer.
+pub(super) const LONGEST_LIST: usize = 1024;
+
+pub(super) fn conv_kernel() -> usize {
+    4
+}
+
+pub(super) fn chunk_size() -> usize {
+    64
+}
+
+pub(super) fn rope_theta() -> f64 {
+    1e4
+}
+
+pub(super) fn balance_loss() -> f64 {
+    1e-4
+}
+
+pub(super) fn bias_update_rate() -> f64 {
+    1e-3
+}
+
+impl std::default::Default for NormConfig {
+    fn default() -> Self {
+        NormConfig { eps: 1e-6, zero_centred: true }
+    }
+}
+
+impl std::default::Default for LossConfig {
+    fn default() -> Self {
+        LossConfig { z_loss: 1e-4, soft_cap: None }
+    }
+}
+
+impl std::default::Default for InitConfig {
+    fn default() -> Self {
+        InitConfig { std: 0.02, truncate: 3.0 }
+    }
+}
+
+impl Field {
+    /// The field's name without its section.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.path.rsplit('.').next().unwrap_or(self.path)
+    }
+
+    /// The dotted path of its section.
+    #[must_use]
+    pub fn section(&self) -> &'static str {
+        self.path.rsplit_once('.').map_or("", |(section, _)| section)
+    }
+}
+
+impl Kind {
+    /// What is allowed, in words.
+    #[must_use]
+    pub fn allowed(&self) -> String {
+        match self {
+            Int(min, max) => format!("a whole number from {min} to {max}"),
+            Num(min, max) => format!("a number from {min} to {max}"),
+            Above(min, max) => format!("a number above {min}, up to {max}"),
+            Bool => "true or false".to_owned(),
+            Choice(words) => quoted(words),
+            Choices(words) => format!("a list of {}", quoted(words)),
+            Nums(min, max) => format!("a list of numbers from {min} to {max}"),
+        }
+    }
+
+    /// A value that passes, to stand in for one that does not while the rest is checked.
+    pub(super) fn stand_in(&self) -> toml::Value {
+        match self {
+            Int(min, _) => toml::Value::Integer(*min),
+            Num(_, max) | Above(_, max) => toml::Value::Float(*max),
+            Bool => toml::Value::Boolean(false),
+            Choice(words) => toml::Value::String(words[0].to_owned()),
+            Choices(words) => toml::Value::Array(vec![toml::Value::String(words[0].to_owned())]),
+            Nums(..) => toml::Value::Array(Vec::new()),
+        }
+    }
+}
+
+fn quoted(words: &[&str]) -> String {
+    words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(" or ")
+}

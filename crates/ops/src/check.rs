@@ -1,0 +1,382 @@
+//! One harness for every operation: oracle in `f64` against central differences, fast path in `f32` against the oracle,
+//! on poisoned memory, run twice (same bits), used twice (gradients add).
+//!
+//! The op tests and `hymo doctor` run the same [`Case`]s. An error is RMS(got - want) / RMS(want) of one output or one
+//! gradient; its bound stands in the case and is only ever tightened.
+
+use hymo_tape::{ParamGrads, Tape, Var};
+use hymo_tensor::{Ctx, DType, Element, Error, Result, Tensor};
+
+/// Reproducible noise for tests and checks: not for initialising models.
+#[derive(Debug, Clone)]
+pub struct Noise(u64);
+
+impl Noise {
+    /// A stream of its own for each seed.
+    pub fn new(seed: u64) -> Self {
+        Noise(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03)
+    }
+
+    /// Uniform in [0, 1) (the splitmix64 generator).
+    pub fn uniform(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// An integer in `0..n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        ((self.uniform() * n as f64) as usize).min(n.saturating_sub(1))
+    }
+
+    /// Normal with mean 0 and deviation 1.
+    pub fn normal(&mut self) -> f64 {
+        let r = (-2. * (1. - self.uniform()).ln()).sqrt();
+        r * (std::f64::consts::TAU * self.uniform()).cos()
+    }
+
+    /// `n` normals.
+    pub fn normals(&mut self, n: usize) -> Vec<f64> {
+        (0..n).map(|_| self.normal()).collect()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Leaf,
+    Param,
+    Constant,
+}
+
+struct Input {
+    name: &'static str,
+    dims: Vec<usize>,
+    values: Vec<f64>,
+    kind: Kind,
+}
+
+type Apply = Box<dyn Fn(&mut Tape, &[Var]) -> Result<Vec<Var>>>;
+
+/// One operation at one size: its inputs, how to apply it, and the bound of every output and gradient.
+pub struct Case {
+    name: String,
+    inputs: Vec<Input>,
+    outputs: Vec<&'static str>,
+    bounds: Vec<(String, f64)>,
+    difference: f64,
+    upstream_ones: bool,
+    apply: Apply,
+}
+
+/// How far one output or gradient was from its reference.
+#[derive(Debug, Clone)]
+pub struct Deviation {
+    /// `y`, `d_x`, `d_x by differences`, ..
+    pub what: String,
+    /// The error found; NaN when anything was not finite.
+    pub error: f64,
+    /// The error allowed.
+    pub bound: f64,
+}
+
+impl Deviation {
+    /// Within the bound (NaN is not).
+    pub fn ok(&self) -> bool {
+        self.error <= self.bound
+    }
+}
+
+/// What a [`Case`] found.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// The case.
+    pub case: String,
+    /// Every comparison made.
+    pub deviations: Vec<Deviation>,
+}
+
+impl Report {
+    /// Whether every comparison is within its bound.
+    pub fn ok(&self) -> bool {
+        self.deviations.iter().all(Deviation::ok)
+    }
+
+    /// Panics with the table of comparisons unless all are within their bounds: for tests.
+    #[track_caller]
+    pub fn assert(&self) {
+        let line = |d: &Deviation| {
+            let mark = if d.ok() { "ok  " } else { "FAIL" };
+            format!("  {mark} {:<24} {:.3e} (bound {:.0e})\n", d.what, d.error, d.bound)
+        };
+        assert!(self.ok(), "{}\n{}", self.case, self.deviations.iter().map(line).collect::<String>());
+    }
+}
+
+/// RMS(got - want) / RMS(want); NaN when either holds a value that is not finite or the lengths differ; RMS(got) when
+/// the reference is all zero.
+pub fn rms_error(got: &[f64], want: &[f64]) -> f64 {
+    let finite = |x: &[f64]| x.iter().all(|v| v.is_finite());
+    if got.len() != want.len() || !finite(got) || !finite(want) {
+        return f64::NAN;
+    }
+    let sum = |it: &mut dyn Iterator<Item = f64>| it.map(|x| x * x).sum::<f64>();
+    let err = sum(&mut got.iter().zip(want).map(|(g, w)| g - w));
+    let reference = sum(&mut want.iter().copied());
+    if err == 0. {
+        0.
+    } else if reference == 0. {
+        (err / got.len() as f64).sqrt()
+    } else {
+        (err / reference).sqrt()
+    }
+}
+
+struct Run {
+    outputs: Vec<Vec<f64>>,
+    grads: Vec<Option<Vec<f64>>>,
+}
+
+impl Case {
+    /// A case of the given name with no inputs yet; `f32` errors are bounded by 1e-6 unless a bound says otherwise.
+    pub fn new(name: impl Into<String>, outputs: &[&'static str]) -> Self {
+        Case {
+            name: name.into(),
+            inputs: Vec::new(),
+            outputs: outputs.to_vec(),
+            bounds: Vec::new(),
+            difference: 1e-6,
+            upstream_ones: false,
+            apply: Box::new(|_, _| Ok(Vec::new())),
+        }
+    }
+
+    fn input(mut self, name: &'static str, dims: &[usize], values: Vec<f64>, kind: Kind) -> Self {
+        // Both precisions must see the same numbers.
+        let values = values.into_iter().map(|x| f64::from(x as f32)).collect();
+        self.inputs.push(Input { name, dims: dims.to_vec(), values, kind });
+        self
+    }
+
+    /// An activation: its gradient is checked.
+    pub fn leaf(self, name: &'static str, dims: &[usize], values: Vec<f64>) -> Self {
+        self.input(name, dims, values, Kind::Leaf)
+    }
+
+    /// A parameter in a flat buffer: its gradient is checked.
+    pub fn param(self, name: &'static str, dims: &[usize], values: Vec<f64>) -> Self {
+        self.input(name, dims, values, Kind::Param)
+    }
+
+    /// An input without a gradient.
+    pub fn constant(self, name: &'static str, dims: &[usize], values: Vec<f64>) -> Self {
+        self.input(name, dims, values, Kind::Constant)
+    }
+
+    /// The bound of an output (`"y"`) or of an input's gradient (`"d_x"`) in `f32`.
+    pub fn bound(mut self, what: &str, bound: f64) -> Self {
+        self.bounds.push((what.into(), bound));
+        self
+    }
+
+    /// The bound of central differences in `f64` (1e-6 unless set).
+    pub fn difference(mut self, bound: f64) -> Self {
+        self.difference = bound;
+        self
+    }
+
+    /// The outputs are losses: their upstream gradient is 1.
+    pub fn losses(mut self) -> Self {
+        self.upstream_ones = true;
+        self
+    }
+
+    /// How the operation is applied to the inputs, in the order in which they were given.
+    pub fn apply(mut self, f: impl Fn(&mut Tape, &[Var]) -> Result<Vec<Var>> + 'static) -> Self {
+        self.apply = Box::new(f);
+        self
+    }
+
+    fn vars(&self, tape: &mut Tape, dtype: DType, params: &Tensor) -> Result<Vec<Var>> {
+        let mut offset = 0;
+        let mut out = Vec::new();
+        for input in &self.inputs {
+            out.push(match input.kind {
+                Kind::Leaf => tape.leaf(tensor(tape.ctx(), dtype, &input.dims, &input.values)?),
+                Kind::Constant => Var::constant(tensor(tape.ctx(), dtype, &input.dims, &input.values)?),
+                Kind::Param => {
+                    let var = Var::param(params.slice_flat(offset, &input.dims)?, 0, offset);
+                    offset += input.values.len();
+                    var
+                }
+            });
+        }
+        Ok(out)
+    }
+
+    /// Upstream gradient of output `i`: fixed noise.
+    fn upstream(&self, i: usize, n: usize) -> Vec<f64> {
+        if self.upstream_ones {
+            return vec![1.; n];
+        }
+        Noise::new(77 + i as u64).normals(n).into_iter().map(|x| f64::from(x as f32)).collect()
+    }
+
+    /// Applies the operation `times` times to the same inputs, and runs backwards from all outputs.
+    fn run(&self, ctx: &Ctx, dtype: DType, times: usize) -> Result<Run> {
+        let flat: Vec<f64> =
+            self.inputs.iter().filter(|i| i.kind == Kind::Param).flat_map(|i| i.values.iter().copied()).collect();
+        let n = flat.len().max(1);
+        let params = tensor(ctx, dtype, &[n], &if flat.is_empty() { vec![0.] } else { flat })?;
+        let mut tape = Tape::training(ctx, ParamGrads::new(vec![ctx.zeros_real(dtype, &[n])?])?);
+        let vars = self.vars(&mut tape, dtype, &params)?;
+        let mut outputs = Vec::new();
+        let mut seeds = Vec::new();
+        for _ in 0..times {
+            let outs = (self.apply)(&mut tape, &vars)?;
+            outputs = outs.iter().map(|v| values(v.value())).collect::<Result<_>>()?;
+            for (i, out) in outs.into_iter().enumerate().filter(|(_, v)| v.tracked()) {
+                let d = tensor(ctx, dtype, out.dims(), &self.upstream(i, out.value().numel()))?;
+                seeds.push((out, d));
+            }
+        }
+        let mut grads = tape.backward_from(seeds)?;
+        let mut found = Vec::new();
+        for (input, var) in self.inputs.iter().zip(&vars) {
+            found.push((input.kind == Kind::Leaf).then(|| grads.take(var).map(|d| values(&d))).flatten().transpose()?);
+        }
+        let flat = grads.into_params().map(|p| values(&p.flats()[0])).transpose()?.unwrap_or_default();
+        let mut offset = 0;
+        for (input, slot) in self.inputs.iter().zip(&mut found).filter(|(i, _)| i.kind == Kind::Param) {
+            *slot = Some(flat[offset..offset + input.values.len()].to_vec());
+            offset += input.values.len();
+        }
+        Ok(Run { outputs, grads: found })
+    }
+
+    /// The sum of outputs times their upstream gradients, in `f64`, with one input's element moved.
+    fn objective(&mut self, input: usize, element: usize, value: f64) -> Result<f64> {
+        let old = std::mem::replace(&mut self.inputs[input].values[element], value);
+        let ctx = Ctx::cpu().oracle();
+        let mut tape = Tape::off(&ctx);
+        let flat: Vec<f64> =
+            self.inputs.iter().filter(|i| i.kind == Kind::Param).flat_map(|i| i.values.iter().copied()).collect();
+        let params = Tensor::from_vec(&[flat.len().max(1)], if flat.is_empty() { vec![0.] } else { flat })?;
+        let vars = self.vars(&mut tape, DType::F64, &params)?;
+        let outs = (self.apply)(&mut tape, &vars)?;
+        self.inputs[input].values[element] = old;
+        let mut sum = 0.;
+        for (i, out) in outs.iter().enumerate() {
+            let y = values(out.value())?;
+            sum += y.iter().zip(self.upstream(i, y.len())).map(|(y, d)| y * d).sum::<f64>();
+        }
+        Ok(sum)
+    }
+
+    fn bound_of(&self, what: &str) -> f64 {
+        self.bounds.iter().rev().find(|(w, _)| w == what).map_or(1e-6, |(_, b)| *b)
+    }
+
+    /// Every gradient of the oracle in `f64` against central differences, on up to 24 elements of each input.
+    fn differences(&mut self, oracle: &Run, out: &mut Vec<Deviation>) -> Result<()> {
+        let mut noise = Noise::new(5);
+        for i in 0..self.inputs.len() {
+            let Some(grad) = &oracle.grads[i] else { continue };
+            let n = grad.len();
+            let picks: Vec<usize> = if n <= 24 { (0..n).collect() } else { (0..24).map(|_| noise.below(n)).collect() };
+            let (mut got, mut want) = (Vec::new(), Vec::new());
+            for e in picks {
+                let x = self.inputs[i].values[e];
+                let h = 1e-5 * x.abs().max(1.);
+                want.push((self.objective(i, e, x + h)? - self.objective(i, e, x - h)?) / (2. * h));
+                got.push(grad[e]);
+            }
+            let what = format!("d_{} by differences", self.inputs[i].name);
+            // Elements whose gradient is far below the input's typical one carry only rounding of the differences.
+            let scale = (grad.iter().map(|g| g * g).sum::<f64>() / n as f64).sqrt();
+            let error = got.iter().zip(&want).map(|(g, w)| (g - w).abs() / (scale + w.abs() + 1e-3)).fold(0., worst);
+            out.push(Deviation { what, error, bound: self.difference });
+        }
+        Ok(())
+    }
+
+    /// Runs all comparisons: `f64` oracle against differences, the context's `f32` path against the oracle, twice
+    /// (equal bits) and applied twice (gradients double).
+    pub fn check(mut self, ctx: &Ctx) -> Result<Report> {
+        let plain = Ctx::cpu().poisoned().oracle();
+        let ctx = &ctx.clone().poisoned();
+        let oracle = self.run(&plain, DType::F64, 1)?;
+        let mut deviations = Vec::new();
+        self.differences(&oracle, &mut deviations)?;
+        let oracle32 = self.run(&plain, DType::F32, 1)?;
+        let fast = self.run(ctx, DType::F32, 1)?;
+        let again = self.run(ctx, DType::F32, 1)?;
+        let twice = self.run(ctx, DType::F32, 2)?;
+        for (i, name) in self.outputs.iter().enumerate() {
+            self.compare(name, &fast.outputs[i], &oracle.outputs[i], 1., &mut deviations);
+            self.compare(&format!("{name} oracle f32"), &oracle32.outputs[i], &oracle.outputs[i], 1., &mut deviations);
+            same_bits(name, &fast.outputs[i], &again.outputs[i], &mut deviations);
+        }
+        for (i, input) in self.inputs.iter().enumerate() {
+            let Some(want) = &oracle.grads[i] else {
+                if input.kind == Kind::Leaf {
+                    deviations.push(Deviation {
+                        what: format!("d_{} missing", input.name),
+                        error: f64::NAN,
+                        bound: 0.,
+                    });
+                }
+                continue;
+            };
+            let name = format!("d_{}", input.name);
+            let none = Vec::new();
+            let of = |run: &Run| run.grads[i].clone().unwrap_or(none.clone());
+            let double: Vec<f64> = want.iter().map(|x| 2. * x).collect();
+            self.compare(&name, &of(&fast), want, 1., &mut deviations);
+            self.compare(&format!("{name} oracle f32"), &of(&oracle32), want, 1., &mut deviations);
+            self.compare(&format!("{name} added"), &of(&twice), &double, 2., &mut deviations);
+            same_bits(&name, &of(&fast), &of(&again), &mut deviations);
+        }
+        Ok(Report { case: self.name, deviations })
+    }
+
+    /// The bits of every output and gradient of the context's `f32` path, to compare runs by.
+    pub fn bits(&self, ctx: &Ctx) -> Result<Vec<u64>> {
+        let run = self.run(ctx, DType::F32, 1)?;
+        let all = run.outputs.iter().chain(run.grads.iter().flatten());
+        Ok(all.flatten().map(|x| x.to_bits()).collect())
+    }
+
+    fn compare(&self, what: &str, got: &[f64], want: &[f64], slack: f64, out: &mut Vec<Deviation>) {
+        let base = what.split(' ').next().unwrap_or(what);
+        out.push(Deviation { what: what.into(), error: rms_error(got, want), bound: slack * self.bound_of(base) });
+    }
+}
+
+/// The larger of two errors, NaN being the largest.
+fn worst(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
+}
+
+fn same_bits(what: &str, a: &[f64], b: &[f64], out: &mut Vec<Deviation>) {
+    let same = a.len() == b.len() && a.iter().zip(b).all(|(x, y)| x.to_bits() == y.to_bits());
+    out.push(Deviation { what: format!("{what} run twice"), error: if same { 0. } else { f64::NAN }, bound: 0. });
+}
+
+fn tensor(ctx: &Ctx, dtype: DType, dims: &[usize], values: &[f64]) -> Result<Tensor> {
+    match dtype {
+        DType::F64 => Tensor::from_slice(ctx, dims, values),
+        f32::DTYPE => Tensor::from_slice(ctx, dims, &values.iter().map(|&x| x as f32).collect::<Vec<_>>()),
+        got => Err(Error::DType { op: "check", arg: "dtype", got, want: "f32 or f64" }),
+    }
+}
+
+/// A tensor's elements as doubles.
+pub fn values(t: &Tensor) -> Result<Vec<f64>> {
+    match t.dtype() {
+        DType::F64 => t.to_vec::<f64>(),
+        DType::I32 => Ok(t.to_vec::<i32>()?.into_iter().map(f64::from).collect()),
+        _ => Ok(t.to_vec::<f32>()?.into_iter().map(f64::from).collect()),
+    }
+}

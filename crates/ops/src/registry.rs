@@ -1,0 +1,58 @@
+//! Every operation, for whoever wants them all: `hymo doctor`, the op tests, the benches. `xtask tidy` keeps the list
+//! and the folders equal.
+
+use crate::check::{Case, Report};
+use hymo_tensor::{Ctx, Result};
+
+/// What the project knows of an operation beside its code.
+pub struct OpInfo {
+    /// The folder's name.
+    pub name: &'static str,
+    /// Cases small enough to run on a user's machine in moments.
+    pub cases: fn() -> Vec<Case>,
+}
+
+/// All operations, in the order of a layer.
+pub const OPS: &[OpInfo] = &[
+    OpInfo { name: "linear", cases: crate::linear::cases },
+    OpInfo { name: "rms_norm", cases: crate::rms_norm::cases },
+    OpInfo { name: "residual", cases: crate::residual::cases },
+    OpInfo { name: "concat", cases: crate::concat::cases },
+];
+
+impl OpInfo {
+    /// Runs the operation's cases on a context.
+    pub fn check(&self, ctx: &Ctx) -> Result<Vec<Report>> {
+        (self.cases)().into_iter().map(|case| case.check(ctx)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_passes() {
+        for op in OPS {
+            let reports = op.check(&Ctx::cpu()).unwrap();
+            assert!(!reports.is_empty(), "{} has no case", op.name);
+            reports.iter().for_each(Report::assert);
+        }
+    }
+
+    /// Any number of threads gives the same bits: every case against a single thread.
+    #[cfg(feature = "rayon")]
+    #[test]
+    fn thread_count_changes_no_bit() {
+        let run = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| {
+                OPS.iter().flat_map(|op| (op.cases)()).map(|c| c.bits(&Ctx::cpu()).unwrap()).collect::<Vec<_>>()
+            })
+        };
+        let one = run(1);
+        for threads in [2, 3, 8] {
+            assert!(run(threads) == one, "{threads} threads");
+        }
+    }
+}
