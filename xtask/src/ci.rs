@@ -17,36 +17,12 @@ struct Stage {
 
 /// Cheap ones first: a slip is told before anything long has run.
 const STAGES: &[Stage] = &[
-    Stage {
-        name: "tidy",
-        what: "cargo xtask tidy",
-        run: tidy_stage,
-    },
-    Stage {
-        name: "test",
-        what: "cargo test --workspace",
-        run: |root| cargo(root, &["test", "--workspace"]),
-    },
-    Stage {
-        name: "long",
-        what: "cargo test --workspace --test 'long_*'",
-        run: long_stage,
-    },
-    Stage {
-        name: "docs",
-        what: "RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps",
-        run: docs_stage,
-    },
-    Stage {
-        name: "wasm",
-        what: "cargo xtask wasm",
-        run: |root| wasm::run(root, false),
-    },
-    Stage {
-        name: "readme",
-        what: "the commands of README.md",
-        run: readme::run,
-    },
+    Stage { name: "tidy", what: "cargo xtask tidy", run: tidy_stage },
+    Stage { name: "test", what: "cargo test --workspace", run: |root| cargo(root, &["test", "--workspace"]) },
+    Stage { name: "long", what: "cargo test --workspace --test 'long_*'", run: long_stage },
+    Stage { name: "docs", what: "RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps", run: docs_stage },
+    Stage { name: "wasm", what: "cargo xtask wasm", run: |root| wasm::run(root, false) },
+    Stage { name: "readme", what: "the commands of README.md", run: readme::run },
 ];
 
 pub fn list() -> Result<()> {
@@ -60,10 +36,7 @@ pub fn list() -> Result<()> {
 pub fn run(root: &Path, only: &[String]) -> Result<bool> {
     let names: Vec<&str> = STAGES.iter().map(|stage| stage.name).collect();
     if let Some(unknown) = only.iter().find(|name| !names.contains(&name.as_str())) {
-        bail!(
-            "no stage is named `{unknown}`; there are {}",
-            names.join(", ")
-        );
+        bail!("no stage is named `{unknown}`; there are {}", names.join(", "));
     }
     let mut done: Vec<(&str, Duration)> = Vec::new();
     let mut failed = None;
@@ -79,26 +52,14 @@ pub fn run(root: &Path, only: &[String]) -> Result<bool> {
             failed = Some((stage.name, error));
             break;
         }
-        println!(
-            "== {}: ok, {:.1} s",
-            stage.name,
-            start.elapsed().as_secs_f64()
-        );
+        println!("== {}: ok, {:.1} s", stage.name, start.elapsed().as_secs_f64());
     }
     println!("\n{:<8} {:>8}", "stage", "seconds");
     for (name, time) in &done {
-        let verdict = if failed.as_ref().is_some_and(|(stage, _)| stage == name) {
-            "FAILED"
-        } else {
-            "ok"
-        };
+        let verdict = if failed.as_ref().is_some_and(|(stage, _)| stage == name) { "FAILED" } else { "ok" };
         println!("{name:<8} {:>8.1}  {verdict}", time.as_secs_f64());
     }
-    println!(
-        "{:<8} {:>8.1}",
-        "all",
-        done.iter().map(|(_, time)| time.as_secs_f64()).sum::<f64>()
-    );
+    println!("{:<8} {:>8.1}", "all", done.iter().map(|(_, time)| time.as_secs_f64()).sum::<f64>());
     match failed {
         Some((name, error)) => {
             println!("\nstage {name} failed: {error:#}");
@@ -123,8 +84,7 @@ fn long_stage(root: &Path) -> Result<()> {
 
 fn docs_stage(root: &Path) -> Result<()> {
     let mut doc = Command::new("cargo");
-    doc.args(["doc", "--workspace", "--no-deps"])
-        .env("RUSTDOCFLAGS", "-D warnings");
+    doc.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
     finish(root, doc)
 }
 
@@ -136,10 +96,7 @@ fn cargo(root: &Path, args: &[&str]) -> Result<()> {
 
 /// Runs with this terminal, so that cargo's own lines are seen as they come.
 fn finish(root: &Path, mut command: Command) -> Result<()> {
-    let status = command
-        .current_dir(root)
-        .status()
-        .context("cargo is not on the PATH")?;
+    let status = command.current_dir(root).status().context("cargo is not on the PATH")?;
     ensure!(status.success(), "{command:?}: {status}");
     Ok(())
 }

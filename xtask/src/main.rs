@@ -13,11 +13,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(
-    name = "cargo xtask",
-    bin_name = "cargo xtask",
-    about = "HyMo's own chores"
-)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "HyMo's own chores")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -67,10 +63,8 @@ fn main() -> ExitCode {
 
 /// The workspace's root: where this crate's folder lies, so that any folder may be the current one.
 fn root() -> Result<PathBuf> {
-    let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
-        .context("CARGO_MANIFEST_DIR is not set: start this as `cargo xtask`")?;
-    let root = Path::new(&manifest)
-        .parent()
-        .context("xtask lies in no folder")?;
+    let manifest =
+        std::env::var_os("CARGO_MANIFEST_DIR").context("CARGO_MANIFEST_DIR is not set: start this as `cargo xtask`")?;
+    let root = Path::new(&manifest).parent().context("xtask lies in no folder")?;
     Ok(root.to_owned())
 }

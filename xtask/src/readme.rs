@@ -13,17 +13,10 @@ const TESTS: &str = "cargo xtask ci";
 pub fn run(root: &Path) -> Result<()> {
     let text = std::fs::read_to_string(root.join("README.md")).context("README.md")?;
     let commands = commands(&text)?;
-    ensure!(
-        commands.contains(&TESTS),
-        "README.md does not give `{TESTS}` among its commands"
-    );
+    ensure!(commands.contains(&TESTS), "README.md does not give `{TESTS}` among its commands");
     for command in commands.into_iter().filter(|command| *command != TESTS) {
         println!("$ {command}");
-        let status = Command::new("bash")
-            .args(["-euc", command])
-            .current_dir(root)
-            .status()
-            .context("bash")?;
+        let status = Command::new("bash").args(["-euc", command]).current_dir(root).status().context("bash")?;
         ensure!(status.success(), "README's `{command}` failed: {status}");
     }
     Ok(())
@@ -31,17 +24,9 @@ pub fn run(root: &Path) -> Result<()> {
 
 /// The lines of the block `commands`, without their trailing comments.
 fn commands(text: &str) -> Result<Vec<&str>> {
-    let block = marked_block(text, "commands").context(
-        "README.md has no fenced block between <!-- commands:begin --> and <!-- commands:end -->",
-    )?;
-    Ok(block
-        .into_iter()
-        .map(|(_, line)| {
-            line.split_once("  #")
-                .map_or(line, |(command, _)| command)
-                .trim()
-        })
-        .collect())
+    let block = marked_block(text, "commands")
+        .context("README.md has no fenced block between <!-- commands:begin --> and <!-- commands:end -->")?;
+    Ok(block.into_iter().map(|(_, line)| line.split_once("  #").map_or(line, |(command, _)| command).trim()).collect())
 }
 
 #[cfg(test)]

@@ -21,42 +21,21 @@ pub fn run(root: &Path, debian: bool) -> Result<()> {
     };
     let mut build = Command::new(cargo);
     // Its own target folder and profile: two compilers' outputs don't mix, and nothing runs what comes out.
-    build.args([
-        "build",
-        "--lib",
-        "--locked",
-        "--no-default-features",
-        "--profile",
-        "wasm",
-        "--target",
-        TARGET,
-    ]);
-    build
-        .args(["--target-dir", "target/wasm"])
-        .args(CRATES.iter().flat_map(|name| ["-p", name]));
-    let status = build
-        .current_dir(root)
-        .status()
-        .context("cargo does not start")?;
+    build.args(["build", "--lib", "--locked", "--no-default-features", "--profile", "wasm", "--target", TARGET]);
+    build.args(["--target-dir", "target/wasm"]).args(CRATES.iter().flat_map(|name| ["-p", name]));
+    let status = build.current_dir(root).status().context("cargo does not start")?;
     ensure!(status.success(), "the build for {TARGET} failed: {status}");
     Ok(())
 }
 
 fn rustup_has_target(root: &Path) -> Result<bool> {
-    let sysroot = Command::new("rustc")
-        .args(["--print", "sysroot"])
-        .current_dir(root)
-        .output();
+    let sysroot = Command::new("rustc").args(["--print", "sysroot"]).current_dir(root).output();
     let sysroot = String::from_utf8(sysroot.context("rustc is not on the PATH")?.stdout)?;
     let library = Path::new(sysroot.trim()).join("lib/rustlib").join(TARGET);
     if library.is_dir() {
         return Ok(true);
     }
-    let add = Command::new("rustup")
-        .args(["target", "add", TARGET])
-        .stdin(Stdio::null())
-        .current_dir(root)
-        .spawn();
+    let add = Command::new("rustup").args(["target", "add", TARGET]).stdin(Stdio::null()).current_dir(root).spawn();
     let Ok(mut add) = add else { return Ok(false) };
     let start = Instant::now();
     while add.try_wait()?.is_none() {
@@ -73,11 +52,8 @@ fn rustup_has_target(root: &Path) -> Result<bool> {
 /// The script's only line on standard output is the cargo to use.
 fn debian_cargo(root: &Path) -> Result<PathBuf> {
     let script = root.join("xtask/wasm-toolchain.sh");
-    let made = Command::new("bash")
-        .arg(&script)
-        .stderr(Stdio::inherit())
-        .output()
-        .context("bash is not on the PATH")?;
+    let made =
+        Command::new("bash").arg(&script).stderr(Stdio::inherit()).output().context("bash is not on the PATH")?;
     let path = String::from_utf8(made.stdout)?;
     if !made.status.success() {
         bail!(

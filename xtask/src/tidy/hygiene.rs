@@ -22,15 +22,11 @@ const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 /// Absolute paths of somebody's machine; `~/` and `https://host/home/` are none.
 static MACHINE_PATH: LazyLock<Regex> = LazyLock::new(|| {
-    let pattern = concat!(
-        r#"(?:^|[\s"'`(=:,<>\[])("#,
-        r"/(?:home|Users)/\w+|/(?:root|work)/\w*)"
-    );
+    let pattern = concat!(r#"(?:^|[\s"'`(=:,<>\[])("#, r"/(?:home|Users)/\w+|/(?:root|work)/\w*)");
     Regex::new(pattern).expect("invariant: a valid pattern")
 });
 static MARKER: LazyLock<Regex> = LazyLock::new(|| {
-    Regex::new(concat!(r"(?://|#|/\*).*\b(TO", "DO|FIX", r"ME)\b"))
-        .expect("invariant: a valid pattern")
+    Regex::new(concat!(r"(?://|#|/\*).*\b(TO", "DO|FIX", r"ME)\b")).expect("invariant: a valid pattern")
 });
 
 pub fn check(tree: &Tree) -> Vec<Finding> {
@@ -43,10 +39,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
         calls(file, &mut found);
         ignored_tests(file, &mut found);
         module_names(file, &mut found);
-        if !unsafe_files
-            .iter()
-            .any(|allowed| file.path.starts_with(allowed))
-        {
+        if !unsafe_files.iter().any(|allowed| file.path.starts_with(allowed)) {
             unsafe_code(file, &mut found);
         }
     }
@@ -55,23 +48,13 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 fn lines(path: &str, text: &str, found: &mut Vec<Finding>) {
-    let code = [".rs", ".cu", ".cuh", ".sh", ".py"]
-        .iter()
-        .any(|end| path.ends_with(end));
+    let code = [".rs", ".cu", ".cuh", ".sh", ".py"].iter().any(|end| path.ends_with(end));
     for (index, line) in text.lines().enumerate() {
         if let Some(hit) = MACHINE_PATH.captures(line) {
-            found.push(Finding::new(
-                path,
-                index + 1,
-                format!("a machine's own path, {}: make it relative", &hit[1]),
-            ));
+            found.push(Finding::new(path, index + 1, format!("a machine's own path, {}: make it relative", &hit[1])));
         }
         if let (true, Some(hit)) = (code, MARKER.captures(line)) {
-            found.push(Finding::new(
-                path,
-                index + 1,
-                format!("{}: do it, or write into LOG.md why not yet", &hit[1]),
-            ));
+            found.push(Finding::new(path, index + 1, format!("{}: do it, or write into LOG.md why not yet", &hit[1])));
         }
     }
 }
@@ -103,15 +86,13 @@ fn ignored_tests(file: &RustFile, found: &mut Vec<Finding>) {
         let parts: Vec<TokenTree> = attribute.into_iter().collect();
         let named = |at: usize| tokens::ident(parts.get(at));
         let conditional = match (named(0).as_deref(), parts.get(1)) {
-            (Some("cfg_attr"), Some(TokenTree::Group(group))) => group
-                .stream()
-                .into_iter()
-                .any(|token| tokens::ident(Some(&token)).as_deref() == Some("ignore")),
+            (Some("cfg_attr"), Some(TokenTree::Group(group))) => {
+                group.stream().into_iter().any(|token| tokens::ident(Some(&token)).as_deref() == Some("ignore"))
+            }
             _ => false,
         };
         if named(0).as_deref() == Some("ignore") || conditional {
-            let message =
-                "an ignored test is never run: make it pass, or a long test (STYLE.md, \"Tests\")";
+            let message = "an ignored test is never run: make it pass, or a long test (STYLE.md, \"Tests\")";
             found.push(Finding::new(&file.path, line, message));
         }
     }
@@ -128,19 +109,10 @@ fn module_names(file: &RustFile, found: &mut Vec<Finding>) {
         ));
     }
     for item in &file.ast.items {
-        if let syn::Item::Mod(syn::ItemMod {
-            ident,
-            content: Some(_),
-            ..
-        }) = item
-        {
+        if let syn::Item::Mod(syn::ItemMod { ident, content: Some(_), .. }) = item {
             if GRAB_BAGS.iter().any(|bag| ident == bag) {
                 let line = ident.span().start().line;
-                found.push(Finding::new(
-                    &file.path,
-                    line,
-                    format!("module `{ident}`: name it by its purpose"),
-                ));
+                found.push(Finding::new(&file.path, line, format!("module `{ident}`: name it by its purpose")));
             }
         }
     }
@@ -148,10 +120,7 @@ fn module_names(file: &RustFile, found: &mut Vec<Finding>) {
 
 /// Files (or folders, with `/`) that ARCHITECTURE.md lets hold `unsafe`, the first word of each line in its block.
 fn unsafe_files(tree: &Tree, found: &mut Vec<Finding>) -> Vec<String> {
-    let Some(block) = tree
-        .text(INVARIANTS)
-        .and_then(|text| marked_block(text, "unsafe"))
-    else {
+    let Some(block) = tree.text(INVARIANTS).and_then(|text| marked_block(text, "unsafe")) else {
         found.push(Finding::new(
             INVARIANTS,
             0,
@@ -164,23 +133,11 @@ fn unsafe_files(tree: &Tree, found: &mut Vec<Finding>) -> Vec<String> {
         let Some(path) = text.split_whitespace().next() else {
             continue;
         };
-        let matching: Vec<&RustFile> = tree
-            .rust
-            .iter()
-            .filter(|file| file.path.starts_with(path))
-            .collect();
+        let matching: Vec<&RustFile> = tree.rust.iter().filter(|file| file.path.starts_with(path)).collect();
         if matching.is_empty() {
-            found.push(Finding::new(
-                INVARIANTS,
-                line,
-                format!("{path} may hold unsafe code but is not there"),
-            ));
+            found.push(Finding::new(INVARIANTS, line, format!("{path} may hold unsafe code but is not there")));
         } else if !matching.iter().any(|file| has_unsafe(file).is_some()) {
-            found.push(Finding::new(
-                INVARIANTS,
-                line,
-                format!("{path} holds no unsafe code: take it out of the list"),
-            ));
+            found.push(Finding::new(INVARIANTS, line, format!("{path} holds no unsafe code: take it out of the list")));
         }
         allowed.push(path.to_owned());
     }
@@ -190,9 +147,7 @@ fn unsafe_files(tree: &Tree, found: &mut Vec<Finding>) -> Vec<String> {
 fn has_unsafe(file: &RustFile) -> Option<usize> {
     let mut first = None;
     tokens::each_level(file.tokens.clone(), &mut |level| {
-        let here = level
-            .iter()
-            .find(|token| tokens::ident(Some(token)).as_deref() == Some("unsafe"));
+        let here = level.iter().find(|token| tokens::ident(Some(token)).as_deref() == Some("unsafe"));
         first = first.or(here.map(tokens::line));
     });
     first
@@ -200,9 +155,8 @@ fn has_unsafe(file: &RustFile) -> Option<usize> {
 
 fn unsafe_code(file: &RustFile, found: &mut Vec<Finding>) {
     if let Some(line) = has_unsafe(file) {
-        let message = format!(
-            "`unsafe` in a file that the list in {INVARIANTS} does not name: do without, or move it there"
-        );
+        let message =
+            format!("`unsafe` in a file that the list in {INVARIANTS} does not name: do without, or move it there");
         found.push(Finding::new(&file.path, line, message));
     }
 }
@@ -212,11 +166,7 @@ fn lock_sources(tree: &Tree, found: &mut Vec<Finding>) {
     for (index, line) in tree.text(LOCK).unwrap_or_default().lines().enumerate() {
         if let Some(source) = line.strip_prefix("source = ") {
             if source.trim_matches('"') != CRATES_IO {
-                found.push(Finding::new(
-                    LOCK,
-                    index + 1,
-                    format!("source {source}: only crates.io"),
-                ));
+                found.push(Finding::new(LOCK, index + 1, format!("source {source}: only crates.io")));
             }
         }
     }
@@ -235,66 +185,33 @@ mod tests {
 
     #[test]
     fn machine_paths_are_found_and_addresses_are_not() {
-        for path in [
-            concat!("see /ho", "me/me/x"),
-            concat!("\"/ro", "ot/.cache\""),
-            concat!("p=/wo", "rk/main"),
-        ] {
+        for path in [concat!("see /ho", "me/me/x"), concat!("\"/ro", "ot/.cache\""), concat!("p=/wo", "rk/main")] {
             assert_eq!(findings("a.md", path).len(), 1, "{path}");
         }
-        for path in [
-            "~/.cache",
-            "https://example.org/home/a",
-            "target/work/x",
-            "/usr/lib",
-        ] {
+        for path in ["~/.cache", "https://example.org/home/a", "target/work/x", "/usr/lib"] {
             assert_eq!(findings("a.md", path), [""; 0], "{path}");
         }
     }
 
     #[test]
     fn unfinished_code_is_found_also_inside_macros() {
-        for code in [
-            "todo!()",
-            "dbg!(1)",
-            "std::unimplemented!()",
-            "vec![{ todo!(\"x\") }]",
-        ] {
-            assert_eq!(
-                findings("crates/a/tests/a.rs", &format!("fn a() {{ {code}; }}")).len(),
-                1,
-                "{code}"
-            );
+        for code in ["todo!()", "dbg!(1)", "std::unimplemented!()", "vec![{ todo!(\"x\") }]"] {
+            assert_eq!(findings("crates/a/tests/a.rs", &format!("fn a() {{ {code}; }}")).len(), 1, "{code}");
         }
         assert_eq!(findings("a.rs", concat!("// TO", "DO: later\n")).len(), 1);
-        assert_eq!(
-            findings("a.rs", "fn a(todo: bool) -> bool { todo != true }"),
-            [""; 0]
-        );
+        assert_eq!(findings("a.rs", "fn a(todo: bool) -> bool { todo != true }"), [""; 0]);
     }
 
     #[test]
     fn ignored_tests_are_found() {
-        for attribute in [
-            "#[ignore]",
-            "#[ignore = \"slow\"]",
-            "#[cfg_attr(miri, ignore)]",
-        ] {
-            assert_eq!(
-                findings("a.rs", &format!("{attribute}\n#[test]\nfn a() {{}}")).len(),
-                1,
-                "{attribute}"
-            );
+        for attribute in ["#[ignore]", "#[ignore = \"slow\"]", "#[cfg_attr(miri, ignore)]"] {
+            assert_eq!(findings("a.rs", &format!("{attribute}\n#[test]\nfn a() {{}}")).len(), 1, "{attribute}");
         }
     }
 
     #[test]
     fn grab_bags_are_found() {
-        for path in [
-            "crates/a/src/utils.rs",
-            "crates/a/src/common/mod.rs",
-            "crates/a/tests/common/mod.rs",
-        ] {
+        for path in ["crates/a/src/utils.rs", "crates/a/src/common/mod.rs", "crates/a/tests/common/mod.rs"] {
             assert_eq!(findings(path, "").len(), 1, "{path}");
         }
         assert_eq!(findings("a.rs", "mod helpers { }").len(), 1);
@@ -305,11 +222,7 @@ mod tests {
     fn libraries_do_not_print_and_binaries_do() {
         let code = "fn a() { println!(\"x\"); }";
         assert_eq!(findings("crates/tensor/src/lib.rs", code).len(), 1);
-        for path in [
-            "crates/cli/src/main.rs",
-            "xtask/src/main.rs",
-            "crates/tensor/tests/a.rs",
-        ] {
+        for path in ["crates/cli/src/main.rs", "xtask/src/main.rs", "crates/tensor/tests/a.rs"] {
             assert_eq!(findings(path, code), [""; 0], "{path}");
         }
     }
@@ -318,23 +231,11 @@ mod tests {
     fn unsafe_stands_only_where_the_list_says() {
         let code = "#![deny(unsafe_code)]\nfn a() { unsafe { b() } }";
         assert_eq!(findings("crates/ops/src/a.rs", code).len(), 1);
-        let list = NO_UNSAFE.replacen(
-            "```\n",
-            "```\ncrates/ops/src/a.rs  AVX2\ncrates/ops/src/b.rs  stale\n",
-            1,
-        );
-        let files = [
-            (INVARIANTS, list.as_str()),
-            ("crates/ops/src/a.rs", code),
-            ("crates/ops/src/b.rs", ""),
-        ];
+        let list = NO_UNSAFE.replacen("```\n", "```\ncrates/ops/src/a.rs  AVX2\ncrates/ops/src/b.rs  stale\n", 1);
+        let files = [(INVARIANTS, list.as_str()), ("crates/ops/src/a.rs", code), ("crates/ops/src/b.rs", "")];
         let found = check(&Tree::of(&files));
         assert_eq!(found.len(), 1, "{found:?}");
-        assert!(
-            found[0]
-                .message
-                .contains("crates/ops/src/b.rs holds no unsafe code")
-        );
+        assert!(found[0].message.contains("crates/ops/src/b.rs holds no unsafe code"));
         assert_eq!(check(&Tree::of(&[("a.rs", "")])).len(), 1, "no list");
     }
 
@@ -342,9 +243,6 @@ mod tests {
     fn a_lock_file_from_elsewhere_is_found() {
         let line = |source: &str| format!("[[package]]\nsource = \"{source}\"\n");
         assert_eq!(findings(LOCK, &line(CRATES_IO)), [""; 0]);
-        assert_eq!(
-            findings(LOCK, &line("sparse+https://mirror.example/index/")).len(),
-            1
-        );
+        assert_eq!(findings(LOCK, &line("sparse+https://mirror.example/index/")).len(), 1);
     }
 }

@@ -10,18 +10,11 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut found = Vec::new();
     for name in tree.crates() {
         let manifest = format!("crates/{name}/Cargo.toml");
-        let targets = tree
-            .text(&manifest)
-            .and_then(|text| text.parse::<toml::Table>().ok());
-        let targets = targets
-            .as_ref()
-            .and_then(|table| table.get("test")?.as_array());
+        let targets = tree.text(&manifest).and_then(|text| text.parse::<toml::Table>().ok());
+        let targets = targets.as_ref().and_then(|table| table.get("test")?.as_array());
         let prefix = format!("crates/{name}/tests/");
         for path in tree.paths() {
-            let Some(target) = path
-                .strip_prefix(&prefix)
-                .and_then(|file| file.strip_suffix(".rs"))
-            else {
+            let Some(target) = path.strip_prefix(&prefix).and_then(|file| file.strip_suffix(".rs")) else {
                 continue;
             };
             let apart = targets.into_iter().flatten().any(|entry| {
@@ -48,14 +41,8 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
 
 /// cargo refuses a target pattern that matches nothing, so whoever runs the long tests asks first.
 pub fn has_long_tests(root: &Path) -> bool {
-    let crates = std::fs::read_dir(root.join("crates"))
-        .into_iter()
-        .flatten()
-        .flatten();
-    let mut tests = crates
-        .flat_map(|folder| std::fs::read_dir(folder.path().join("tests")))
-        .flatten()
-        .flatten();
+    let crates = std::fs::read_dir(root.join("crates")).into_iter().flatten().flatten();
+    let mut tests = crates.flat_map(|folder| std::fs::read_dir(folder.path().join("tests"))).flatten().flatten();
     tests.any(|file| file.file_name().to_string_lossy().starts_with("long_"))
 }
 
@@ -65,8 +52,7 @@ mod tests {
 
     #[test]
     fn a_long_test_must_be_set_apart_and_no_other() {
-        let manifest =
-            "[[test]]\nname = \"long_b\"\ntest = false\n[[test]]\nname = \"c\"\ntest = false\n";
+        let manifest = "[[test]]\nname = \"long_b\"\ntest = false\n[[test]]\nname = \"c\"\ntest = false\n";
         let tree = Tree::of(&[
             ("crates/x/Cargo.toml", manifest),
             ("crates/x/tests/long_a.rs", ""),
@@ -74,10 +60,7 @@ mod tests {
             ("crates/x/tests/c.rs", ""),
             ("crates/x/tests/d.rs", ""),
         ]);
-        let paths: Vec<String> = check(&tree)
-            .into_iter()
-            .map(|finding| finding.path)
-            .collect();
+        let paths: Vec<String> = check(&tree).into_iter().map(|finding| finding.path).collect();
         assert_eq!(paths, ["crates/x/tests/c.rs", "crates/x/tests/long_a.rs"]);
     }
 }

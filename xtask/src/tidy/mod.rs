@@ -35,11 +35,7 @@ struct Finding {
 
 impl Finding {
     fn new(path: impl Into<String>, line: usize, message: impl Into<String>) -> Self {
-        Self {
-            path: path.into(),
-            line,
-            message: message.into(),
-        }
+        Self { path: path.into(), line, message: message.into() }
     }
 }
 
@@ -76,10 +72,7 @@ const CHECKS: &[(&str, Check)] = &[
 pub fn run(root: &Path, only: &[String]) -> Result<bool> {
     let names: Vec<&str> = CHECKS.iter().map(|(name, _)| *name).collect();
     if let Some(unknown) = only.iter().find(|name| !names.contains(&name.as_str())) {
-        bail!(
-            "no check is named `{unknown}`; there are {}",
-            names.join(", ")
-        );
+        bail!("no check is named `{unknown}`; there are {}", names.join(", "));
     }
     let tree = Tree::read(root)?;
     let mut found = 0;
@@ -93,15 +86,8 @@ pub fn run(root: &Path, only: &[String]) -> Result<bool> {
             Check::Cargo(check) => check(root)?,
         };
         findings.sort();
-        let verdict = if findings.is_empty() {
-            "ok".to_owned()
-        } else {
-            format!("{} found", findings.len())
-        };
-        println!(
-            "tidy {name:<12} {:>7.2} s  {verdict}",
-            start.elapsed().as_secs_f64()
-        );
+        let verdict = if findings.is_empty() { "ok".to_owned() } else { format!("{} found", findings.len()) };
+        println!("tidy {name:<12} {:>7.2} s  {verdict}", start.elapsed().as_secs_f64());
         for finding in &findings {
             println!("  {finding}");
         }

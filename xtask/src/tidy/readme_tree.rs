@@ -8,24 +8,15 @@ use super::tree::{Tree, marked_block};
 const README: &str = "README.md";
 
 pub fn check(tree: &Tree) -> Vec<Finding> {
-    let Some(block) = tree
-        .text(README)
-        .and_then(|text| marked_block(text, "tree"))
-    else {
+    let Some(block) = tree.text(README).and_then(|text| marked_block(text, "tree")) else {
         let message = "no fenced block between <!-- tree:begin --> and <!-- tree:end -->";
         return vec![Finding::new(README, 0, message)];
     };
     let mut found = Vec::new();
     let listed = listed(block, &mut found);
     let folders = tree.folders("").into_iter().map(|name| format!("{name}/"));
-    let crates = tree
-        .crates()
-        .into_iter()
-        .map(|name| format!("crates/{name}/"));
-    for wanted in folders
-        .chain(crates)
-        .filter(|wanted| !listed.contains_key(wanted))
-    {
+    let crates = tree.crates().into_iter().map(|name| format!("crates/{name}/"));
+    for wanted in folders.chain(crates).filter(|wanted| !listed.contains_key(wanted)) {
         let message = format!("{wanted} is missing in the tree: add a line with what it is for");
         found.push(Finding::new(README, 0, message));
     }
@@ -60,11 +51,7 @@ fn listed(block: Vec<(usize, &str)>, found: &mut Vec<Finding>) -> BTreeMap<Strin
             found.push(Finding::new(README, number, message));
         }
         if listed.insert(path.clone(), number).is_some() {
-            found.push(Finding::new(
-                README,
-                number,
-                format!("{path} is listed twice"),
-            ));
+            found.push(Finding::new(README, number, format!("{path} is listed twice")));
         }
     }
     listed
@@ -83,29 +70,21 @@ mod tests {
             ("docs/x.md", ""),
             (".ci/run", ""),
         ]);
-        check(&tree)
-            .into_iter()
-            .map(|finding| finding.message)
-            .collect()
+        check(&tree).into_iter().map(|finding| finding.message).collect()
     }
 
     #[test]
     fn a_true_tree_passes() {
-        let lines =
-            "README.md  this\ncrates/\n  a/  one\n  b/  two\ndocs/  pages\n.ci/  what CI runs\n";
+        let lines = "README.md  this\ncrates/\n  a/  one\n  b/  two\ndocs/  pages\n.ci/  what CI runs\n";
         assert_eq!(messages(lines), [""; 0]);
     }
 
     #[test]
     fn missing_stale_bare_and_double_lines_are_found() {
         let found = messages("crates/\n  a/\n  a/  one\n  c/  gone\ndocs/  pages\n").join("\n");
-        for part in [
-            "crates/b/ is missing",
-            ".ci/ is missing",
-            "crates/c/ is listed but",
-            "without a phrase",
-            "listed twice",
-        ] {
+        for part in
+            ["crates/b/ is missing", ".ci/ is missing", "crates/c/ is listed but", "without a phrase", "listed twice"]
+        {
             assert!(found.contains(part), "{part} in {found}");
         }
     }

@@ -30,9 +30,7 @@ fn files(tree: &Tree, allowed: &[(&str, &str)]) -> Vec<Finding> {
         let lines = file.text.lines().count();
         let listed = allowed.iter().any(|(path, _)| *path == file.path);
         if lines > FILE_LINES && !listed {
-            let message = format!(
-                "{lines} lines, the limit is {FILE_LINES}: split it by what its parts are for"
-            );
+            let message = format!("{lines} lines, the limit is {FILE_LINES}: split it by what its parts are for");
             found.push(Finding::new(&file.path, 0, message));
         } else if lines <= FILE_LINES && listed {
             found.push(Finding::new(
@@ -47,9 +45,7 @@ fn files(tree: &Tree, allowed: &[(&str, &str)]) -> Vec<Finding> {
 
 fn functions(file: &RustFile, found: &mut Vec<Finding>) {
     let lines: Vec<&str> = file.text.lines().collect();
-    let mut marks: Vec<usize> = (1..=lines.len())
-        .filter(|number| lines[number - 1].trim().starts_with(MARK))
-        .collect();
+    let mut marks: Vec<usize> = (1..=lines.len()).filter(|number| lines[number - 1].trim().starts_with(MARK)).collect();
     let mut functions = Functions::default();
     functions.visit_file(&file.ast);
     for function in functions.0 {
@@ -73,21 +69,13 @@ fn functions(file: &RustFile, found: &mut Vec<Finding>) {
         }
     }
     for mark in marks {
-        found.push(Finding::new(
-            &file.path,
-            mark,
-            "no long function here: take the mark out",
-        ));
+        found.push(Finding::new(&file.path, mark, "no long function here: take the mark out"));
     }
 }
 
 /// The first of the comment lines that stand directly above line `line`, or `line` itself.
 fn comments_above(lines: &[&str], line: usize) -> usize {
-    let above = lines[..line - 1]
-        .iter()
-        .rev()
-        .take_while(|text| text.trim().starts_with("//"))
-        .count();
+    let above = lines[..line - 1].iter().rev().take_while(|text| text.trim().starts_with("//")).count();
     line - above
 }
 
@@ -143,10 +131,7 @@ mod tests {
     }
 
     fn function(above: &str, inside: &str, lines: usize) -> String {
-        format!(
-            "{above}fn f() {{\n{inside}{}}}\n",
-            "    g();\n".repeat(lines)
-        )
+        format!("{above}fn f() {{\n{inside}{}}}\n", "    g();\n".repeat(lines))
     }
 
     #[test]
@@ -154,10 +139,7 @@ mod tests {
         let tree = Tree::of(&[("a.rs", &"\n".repeat(501)), ("b.rs", &"\n".repeat(500))]);
         assert_eq!(files(&tree, &[]).len(), 1);
         assert!(files(&tree, &[("a.rs", "a table")]).is_empty());
-        assert_eq!(
-            files(&tree, &[("a.rs", "a table"), ("b.rs", "stale")]).len(),
-            1
-        );
+        assert_eq!(files(&tree, &[("a.rs", "a table"), ("b.rs", "stale")]).len(), 1);
     }
 
     #[test]
@@ -165,11 +147,7 @@ mod tests {
         assert!(check_text(&function("", "", 58)).is_empty());
         let found = check_text(&function("/// Doc.\n", "", 59));
         assert_eq!((found.len(), found[0].line), (1, 2));
-        let method = format!(
-            "impl A {{\n{}}}\ntrait B {{\n{}}}\n",
-            function("", "", 59),
-            function("", "", 59)
-        );
+        let method = format!("impl A {{\n{}}}\ntrait B {{\n{}}}\n", function("", "", 59), function("", "", 59));
         assert_eq!(check_text(&method).len(), 2);
     }
 
@@ -184,9 +162,6 @@ mod tests {
     #[test]
     fn a_mark_without_reason_or_need_is_found() {
         assert_eq!(check_text(&function(&format!("{MARK}\n"), "", 70)).len(), 1);
-        assert_eq!(
-            check_text(&function(&format!("{MARK}, a kernel\n"), "", 5)).len(),
-            1
-        );
+        assert_eq!(check_text(&function(&format!("{MARK}, a kernel\n"), "", 5)).len(), 1);
     }
 }

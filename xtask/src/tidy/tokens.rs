@@ -52,12 +52,7 @@ pub fn attributes(file: &RustFile) -> Vec<(TokenStream, usize)> {
     each_level(file.tokens.clone(), &mut |level| {
         for (at, token) in level.iter().enumerate() {
             let hash = is_punct(Some(token), '#');
-            let open = at
-                + if is_punct(level.get(at + 1), '!') {
-                    2
-                } else {
-                    1
-                };
+            let open = at + if is_punct(level.get(at + 1), '!') { 2 } else { 1 };
             if let (true, Some(TokenTree::Group(group))) = (hash, level.get(open)) {
                 if group.delimiter() == Delimiter::Bracket {
                     found.push((group.stream(), line(token)));
@@ -77,18 +72,12 @@ pub fn std_modules(file: &RustFile) -> Vec<(String, usize)> {
                 && is_punct(level.get(at + 1), ':')
                 && is_punct(level.get(at + 2), ':');
             match level.get(at + 3) {
-                Some(TokenTree::Ident(module)) if path => {
-                    found.push((module.to_string(), line(token)))
-                }
+                Some(TokenTree::Ident(module)) if path => found.push((module.to_string(), line(token))),
                 Some(TokenTree::Group(group)) if path => {
                     let listed: Vec<TokenTree> = group.stream().into_iter().collect();
-                    let firsts = listed
-                        .iter()
-                        .enumerate()
-                        .filter(|(at, _)| *at == 0 || is_punct(listed.get(at - 1), ','));
-                    found.extend(
-                        firsts.filter_map(|(_, first)| Some((ident(Some(first))?, line(first)))),
-                    );
+                    let firsts =
+                        listed.iter().enumerate().filter(|(at, _)| *at == 0 || is_punct(listed.get(at - 1), ','));
+                    found.extend(firsts.filter_map(|(_, first)| Some((ident(Some(first))?, line(first)))));
                 }
                 _ => {}
             }
@@ -99,10 +88,7 @@ pub fn std_modules(file: &RustFile) -> Vec<(String, usize)> {
 
 fn without_tests(file: &syn::File) -> TokenStream {
     let is_test = |attr: &syn::Attribute| {
-        attr.path().is_ident("cfg")
-            && attr
-                .parse_args::<syn::Ident>()
-                .is_ok_and(|cfg| cfg == "test")
+        attr.path().is_ident("cfg") && attr.parse_args::<syn::Ident>().is_ok_and(|cfg| cfg == "test")
     };
     let mut stream = TokenStream::new();
     for item in &file.items {

@@ -45,10 +45,7 @@ impl Tree {
             }
             let path = entry.path();
             let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-            let relative = path
-                .strip_prefix(root)?
-                .to_string_lossy()
-                .replace('\\', "/");
+            let relative = path.strip_prefix(root)?.to_string_lossy().replace('\\', "/");
             tree.add(relative, String::from_utf8(bytes).ok());
         }
         Ok(tree)
@@ -59,20 +56,11 @@ impl Tree {
             match syn::parse_file(text) {
                 Ok(ast) => {
                     let tokens = ast.to_token_stream();
-                    self.rust.push(RustFile {
-                        path: path.clone(),
-                        text: text.clone(),
-                        ast,
-                        tokens,
-                    });
+                    self.rust.push(RustFile { path: path.clone(), text: text.clone(), ast, tokens });
                 }
                 Err(error) => {
                     let line = error.span().start().line;
-                    self.unparsed.push(Finding::new(
-                        &path,
-                        line,
-                        format!("does not parse: {error}"),
-                    ));
+                    self.unparsed.push(Finding::new(&path, line, format!("does not parse: {error}")));
                 }
             }
         }
@@ -86,9 +74,7 @@ impl Tree {
 
     /// Every text file with its path.
     pub fn texts(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.files
-            .iter()
-            .filter_map(|(path, text)| Some((path.as_str(), text.as_deref()?)))
+        self.files.iter().filter_map(|(path, text)| Some((path.as_str(), text.as_deref()?)))
     }
 
     pub fn text(&self, path: &str) -> Option<&str> {
@@ -97,16 +83,9 @@ impl Tree {
 
     /// The names of the folders directly under `folder` (`""` is the root).
     pub fn folders(&self, folder: &str) -> Vec<&str> {
-        let prefix = if folder.is_empty() {
-            String::new()
-        } else {
-            format!("{folder}/")
-        };
-        let mut names: Vec<&str> = self
-            .paths()
-            .filter_map(|path| path.strip_prefix(&prefix)?.split_once('/'))
-            .map(|(name, _)| name)
-            .collect();
+        let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let mut names: Vec<&str> =
+            self.paths().filter_map(|path| path.strip_prefix(&prefix)?.split_once('/')).map(|(name, _)| name).collect();
         names.dedup();
         names
     }
@@ -114,10 +93,7 @@ impl Tree {
     /// The folders of `crates/` that hold a manifest.
     pub fn crates(&self) -> Vec<&str> {
         let mut crates = self.folders("crates");
-        crates.retain(|name| {
-            self.files
-                .contains_key(&format!("crates/{name}/Cargo.toml"))
-        });
+        crates.retain(|name| self.files.contains_key(&format!("crates/{name}/Cargo.toml")));
         crates
     }
 }
@@ -129,14 +105,8 @@ pub fn unparsed(tree: &Tree) -> Vec<Finding> {
 
 /// The lines between `<!-- NAME:begin -->` and `<!-- NAME:end -->` that a code fence holds, with their numbers.
 pub fn marked_block<'t>(text: &'t str, name: &str) -> Option<Vec<(usize, &'t str)>> {
-    let (begin, end) = (
-        format!("<!-- {name}:begin -->"),
-        format!("<!-- {name}:end -->"),
-    );
-    let mut numbered = text
-        .lines()
-        .enumerate()
-        .map(|(index, line)| (index + 1, line));
+    let (begin, end) = (format!("<!-- {name}:begin -->"), format!("<!-- {name}:end -->"));
+    let mut numbered = text.lines().enumerate().map(|(index, line)| (index + 1, line));
     numbered.by_ref().find(|(_, line)| line.trim() == begin)?;
     let mut block = Vec::new();
     let mut fenced = false;
@@ -178,12 +148,7 @@ mod tests {
 
     #[test]
     fn folders_are_one_level_and_once() {
-        let tree = Tree::of(&[
-            ("crates/a/Cargo.toml", ""),
-            ("crates/a/src/lib.rs", ""),
-            ("crates/b/x", ""),
-            ("c", ""),
-        ]);
+        let tree = Tree::of(&[("crates/a/Cargo.toml", ""), ("crates/a/src/lib.rs", ""), ("crates/b/x", ""), ("c", "")]);
         assert_eq!(tree.folders(""), ["crates"]);
         assert_eq!(tree.folders("crates"), ["a", "b"]);
         assert_eq!(tree.crates(), ["a"]);
@@ -194,10 +159,6 @@ mod tests {
         let text = "a\n<!-- x:begin -->\nprose\n```text\nb\n\nc\n```\n<!-- x:end -->\n";
         assert_eq!(marked_block(text, "x").unwrap(), [(5, "b"), (7, "c")]);
         assert_eq!(marked_block(text, "y"), None);
-        assert_eq!(
-            marked_block("<!-- x:begin -->\n```\nb\n```\n", "x"),
-            None,
-            "no end marker"
-        );
+        assert_eq!(marked_block("<!-- x:begin -->\n```\nb\n```\n", "x"), None, "no end marker");
     }
 }
