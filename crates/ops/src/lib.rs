@@ -30,5 +30,6 @@ pub mod linear;
 pub mod registry;
 pub mod residual;
 pub mod rms_norm;
+pub mod rotary;
 
 pub use docs::Docs;

@@ -17,6 +17,7 @@ pub const OPS: &[OpInfo] = &[
     OpInfo { name: "linear", cases: crate::linear::cases },
     OpInfo { name: "rms_norm", cases: crate::rms_norm::cases },
     OpInfo { name: "residual", cases: crate::residual::cases },
+    OpInfo { name: "rotary", cases: crate::rotary::cases },
 ];
 
 impl OpInfo {
