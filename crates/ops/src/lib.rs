@@ -22,8 +22,11 @@ macro_rules! on_cpu {
 }
 
 pub mod act;
+pub mod attention;
 pub mod check;
 mod docs;
+#[cfg(test)]
+mod fixture;
 pub mod gemm;
 mod lanes;
 pub mod linear;

@@ -18,6 +18,7 @@ pub const OPS: &[OpInfo] = &[
     OpInfo { name: "rms_norm", cases: crate::rms_norm::cases },
     OpInfo { name: "residual", cases: crate::residual::cases },
     OpInfo { name: "rotary", cases: crate::rotary::cases },
+    OpInfo { name: "attention", cases: crate::attention::cases },
 ];
 
 impl OpInfo {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::check::{rms_error, values};
+use crate::fixture;
 
 fn rope(d_rope: usize) -> Rope {
     Rope { d_rope, theta: 1e4, yarn: None }
@@ -91,4 +92,28 @@ fn says_what_does_not_fit() {
         assert!(Angles::new(&positions, rope).is_err());
     }
     assert!(Angles::new(&[], rope(2)).unwrap().tokens() == 0);
+}
+
+/// Against complex rotation in PyTorch: documents, and positions where angles taken in f32 lose digits.
+#[test]
+fn matches_the_reference() {
+    let tensors = fixture::load("ops");
+    for case in ["documents", "far"] {
+        let get = |name: &str| tensors[&format!("rotary.{case}.{name}")].clone();
+        let (dims, x) = get("x");
+        let positions: Vec<i32> = get("pos").1.iter().map(|&p| p as i32).collect();
+        let args = Args { n_heads: dims[2], head_dim: dims[3] };
+        let angles = Arc::new(Angles::new(&positions, rope(dims[3])).unwrap());
+        let rows = [positions.len(), dims[2] * dims[3]];
+        let f32s = |x: Vec<f64>| Tensor::from_vec(&rows, x.iter().map(|&x| x as f32).collect()).unwrap();
+        let f64s = |x: Vec<f64>| Tensor::from_vec(&rows, x).unwrap();
+        for (x, d_y) in [(f32s(x.clone()), f32s(get("d_y").1)), (f64s(x), f64s(get("d_y").1))] {
+            let mut tape = Tape::new(&Ctx::cpu());
+            let x = tape.leaf(x);
+            let y = apply(&mut tape, &x, &angles, args).unwrap();
+            assert!(rms_error(&values(y.value()).unwrap(), &get("y").1) < 8e-8, "{case}");
+            let d_x = tape.backward_from(vec![(y, d_y)]).unwrap().take(&x).unwrap();
+            assert!(rms_error(&values(&d_x).unwrap(), &get("d_x").1) < 8e-8, "{case}");
+        }
+    }
 }
