@@ -135,6 +135,8 @@ pub fn rms_error(got: &[f64], want: &[f64]) -> f64 {
 
 struct Run {
     outputs: Vec<Vec<f64>>,
+    /// Which outputs have a gradient; the others are statistics, compared and not differentiated.
+    tracked: Vec<bool>,
     grads: Vec<Option<Vec<f64>>>,
 }
 
@@ -231,11 +233,12 @@ impl Case {
         let params = tensor(ctx, dtype, &[n], &if flat.is_empty() { vec![0.] } else { flat })?;
         let mut tape = Tape::training(ctx, ParamGrads::new(vec![ctx.zeros_real(dtype, &[n])?])?);
         let vars = self.vars(&mut tape, dtype, &params)?;
-        let mut outputs = Vec::new();
+        let (mut outputs, mut tracked) = (Vec::new(), Vec::new());
         let mut seeds = Vec::new();
         for _ in 0..times {
             let outs = (self.apply)(&mut tape, &vars)?;
             outputs = outs.iter().map(|v| values(v.value())).collect::<Result<_>>()?;
+            tracked = outs.iter().map(Var::tracked).collect();
             for (i, out) in outs.into_iter().enumerate().filter(|(_, v)| v.tracked()) {
                 let d = tensor(ctx, dtype, out.dims(), &self.upstream(i, out.value().numel()))?;
                 seeds.push((out, d));
@@ -252,11 +255,11 @@ impl Case {
             *slot = Some(flat[offset..offset + input.values.len()].to_vec());
             offset += input.values.len();
         }
-        Ok(Run { outputs, grads: found })
+        Ok(Run { outputs, tracked, grads: found })
     }
 
-    /// The sum of outputs times their upstream gradients, in `f64`, with one input's element moved.
-    fn objective(&mut self, input: usize, element: usize, value: f64) -> Result<f64> {
+    /// The sum of tracked outputs times their upstream gradients, in `f64`, with one input's element moved.
+    fn objective(&mut self, input: usize, element: usize, value: f64, tracked: &[bool]) -> Result<f64> {
         let old = std::mem::replace(&mut self.inputs[input].values[element], value);
         let ctx = Ctx::cpu().oracle();
         let mut tape = Tape::off(&ctx);
@@ -267,7 +270,7 @@ impl Case {
         let outs = (self.apply)(&mut tape, &vars)?;
         self.inputs[input].values[element] = old;
         let mut sum = 0.;
-        for (i, out) in outs.iter().enumerate() {
+        for (i, out) in outs.iter().enumerate().filter(|(i, _)| tracked[*i]) {
             let y = values(out.value())?;
             sum += y.iter().zip(self.upstream(i, y.len())).map(|(y, d)| y * d).sum::<f64>();
         }
@@ -289,7 +292,10 @@ impl Case {
             for e in picks {
                 let x = self.inputs[i].values[e];
                 let h = 1e-5 * x.abs().max(1.);
-                want.push((self.objective(i, e, x + h)? - self.objective(i, e, x - h)?) / (2. * h));
+                let (above, below) = (x + h, x - h);
+                let rise =
+                    self.objective(i, e, above, &oracle.tracked)? - self.objective(i, e, below, &oracle.tracked)?;
+                want.push(rise / (2. * h));
                 got.push(grad[e]);
             }
             let what = format!("d_{} by differences", self.inputs[i].name);

@@ -22,6 +22,7 @@ macro_rules! on_cpu {
 }
 
 pub mod act;
+pub mod attention;
 pub mod check;
 pub mod concat;
 pub mod cross_entropy;
@@ -34,6 +35,8 @@ pub mod experts;
 #[cfg(test)]
 mod fixture;
 pub mod gated_norm;
+#[cfg(test)]
+mod fixture;
 pub mod gemm;
 mod lanes;
 pub mod linear;
@@ -43,5 +46,6 @@ pub mod rms_norm;
 pub mod router;
 pub mod short_conv;
 pub mod swiglu;
+pub mod rotary;
 
 pub use docs::Docs;

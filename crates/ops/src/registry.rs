@@ -27,6 +27,8 @@ pub const OPS: &[OpInfo] = &[
     OpInfo { name: "swiglu", cases: crate::swiglu::cases },
     OpInfo { name: "concat", cases: crate::concat::cases },
     OpInfo { name: "cross_entropy", cases: crate::cross_entropy::cases },
+    OpInfo { name: "rotary", cases: crate::rotary::cases },
+    OpInfo { name: "attention", cases: crate::attention::cases },
 ];
 
 impl OpInfo {

@@ -113,8 +113,10 @@ impl Tensor {
     /// Elements that the view spans, gaps between its rows included.
     fn span(&self) -> Range<usize> {
         let n = self.rows();
-        let len = if n == 0 || self.cols() == 0 { 0 } else { (n - 1) * self.row_stride + self.cols() };
-        self.offset..self.offset + len
+        if n == 0 || self.cols() == 0 {
+            return 0..0; // columns of no rows lie past the end of their buffer
+        }
+        self.offset..self.offset + (n - 1) * self.row_stride + self.cols()
     }
 
     /// The elements as a matrix of [`rows`](Self::rows) x [`cols`](Self::cols).
