@@ -38,7 +38,7 @@ impl Batch {
     /// From token and document ids, row after row. A new document id starts a document; negative ids are padding.
     ///
     /// # Errors
-    /// Lengths that are not `batch` rows of `len + n_modules + 1`.
+    /// Lengths that are not `batch` rows of `len + n_modules + 1`; a negative token id outside padding.
     pub fn new(batch: usize, len: usize, n_modules: usize, tokens: &[i32], seg: &[i32]) -> Result<Self> {
         let width = len + n_modules + 1;
         let want = || format!("{batch} rows of {width} (len {len}, {n_modules} prediction modules, 1 target)");
@@ -47,6 +47,10 @@ impl Batch {
         }
         if seg.len() != tokens.len() {
             return Err(Error::value("batch", "seg", format!("{} ids", seg.len()), want()));
+        }
+        if let Some(at) = (0..tokens.len()).find(|&i| tokens[i] < 0 && seg[i] >= 0) {
+            let got = format!("{} in row {}, column {}", tokens[at], at / width, at % width);
+            return Err(Error::value("batch", "tokens", got, "ids from 0 outside padding"));
         }
         let kept: Vec<i32> = seg.chunks(width).flat_map(|row| &row[..len]).copied().collect();
         let docs = Arc::new(Docs::new(batch, len, &kept)?);
@@ -127,6 +131,8 @@ mod tests {
         let b = Batch::new(1, 4, 0, &[1, 2, 7, 7, 7], &[0, 0, -1, -1, -1]).unwrap();
         assert_eq!((b.inputs(), b.ahead(1)), (vec![1, 2, 0, 0], vec![2, -1, -1, -1]));
         assert_eq!(b.counts(), Counts { valid: vec![1.], tokens: 2. });
+        let negative = Batch::new(1, 4, 0, &[1, 2, -7, 7, 7], &[0, 0, 0, -1, -1]).unwrap_err().to_string();
+        assert_eq!(negative, "batch: tokens is -7 in row 0, column 2, want ids from 0 outside padding");
         assert!(Batch::new(1, 4, 1, &[1; 5], &[0; 5]).unwrap_err().to_string().contains("1 rows of 6"));
     }
 }

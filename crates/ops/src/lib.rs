@@ -35,17 +35,15 @@ pub mod experts;
 #[cfg(test)]
 mod fixture;
 pub mod gated_norm;
-#[cfg(test)]
-mod fixture;
 pub mod gemm;
 mod lanes;
 pub mod linear;
 pub mod registry;
 pub mod residual;
 pub mod rms_norm;
+pub mod rotary;
 pub mod router;
 pub mod short_conv;
 pub mod swiglu;
-pub mod rotary;
 
 pub use docs::Docs;

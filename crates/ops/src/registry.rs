@@ -21,14 +21,14 @@ pub const OPS: &[OpInfo] = &[
     OpInfo { name: "decay_gate", cases: crate::decay_gate::cases },
     OpInfo { name: "delta_rule", cases: crate::delta_rule::cases },
     OpInfo { name: "gated_norm", cases: crate::gated_norm::cases },
+    OpInfo { name: "rotary", cases: crate::rotary::cases },
+    OpInfo { name: "attention", cases: crate::attention::cases },
     OpInfo { name: "residual", cases: crate::residual::cases },
     OpInfo { name: "router", cases: crate::router::cases },
     OpInfo { name: "experts", cases: crate::experts::cases },
     OpInfo { name: "swiglu", cases: crate::swiglu::cases },
     OpInfo { name: "concat", cases: crate::concat::cases },
     OpInfo { name: "cross_entropy", cases: crate::cross_entropy::cases },
-    OpInfo { name: "rotary", cases: crate::rotary::cases },
-    OpInfo { name: "attention", cases: crate::attention::cases },
 ];
 
 impl OpInfo {

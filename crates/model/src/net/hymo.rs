@@ -224,6 +224,10 @@ impl HyMo {
                 format!("tokens and {} layers", self.layers.len()),
             ));
         }
+        if let Some(at) = tokens.iter().position(|&t| t < 0) {
+            let want = format!("ids in 0..{}", self.config.vocab_size);
+            return Err(hymo_tensor::Error::value("extend", "tokens", format!("{} at {at}", tokens[at]), want));
+        }
         let tape = &mut Tape::off(ctx);
         let n = tokens.len();
         let docs = Docs::continuing(1, n, &vec![0; n], &[state.position > 0])?;
