@@ -186,7 +186,7 @@ mod tests {
     fn an_unknown_operation_is_wrong_usage() {
         let args = Args { op: vec!["rmsnorm".into()], verbose: false, json: false };
         let error = run(&args, &mut Vec::new()).unwrap_err();
-        assert!(error.is::<Usage>() && error.to_string().contains("operations: linear, rms_norm"), "{error}");
+        assert!(error.is::<Usage>() && error.to_string().contains("operations: embedding, rms_norm"), "{error}");
     }
 
     /// A wrong number anywhere must show: the largest share is NaN when any error is.
