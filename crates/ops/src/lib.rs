@@ -27,6 +27,8 @@ pub mod decay_gate;
 pub mod delta_rule;
 
 mod docs;
+#[cfg(test)]
+mod fixture;
 pub mod gemm;
 mod lanes;
 pub mod linear;

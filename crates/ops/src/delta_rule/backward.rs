@@ -74,7 +74,7 @@ pub(super) fn backward<T: Real>(
             gradients(ctx, &x, d, spans[i], d_o, ends, work.as_mat(), out);
         });
     }
-    clear_fresh(&mut d_state, saved, d)?;
+    clear_fresh::<T>(&mut d_state, saved, d)?;
     d_h0.give(ctx, d_state)
 }
 
@@ -83,14 +83,7 @@ fn state<T>(row: &[T], d: Dims) -> Mat<'_, T> {
 }
 
 /// A row that begins anew has no gradient for its initial state.
-fn clear_fresh(d_state: &mut Tensor, saved: &Saved, d: Dims) -> Result<()> {
-    match d_state.dtype() {
-        hymo_tensor::DType::F64 => clear::<f64>(d_state, saved, d),
-        _ => clear::<f32>(d_state, saved, d),
-    }
-}
-
-fn clear<T: Real>(d_state: &mut Tensor, saved: &Saved, d: Dims) -> Result<()> {
+fn clear_fresh<T: Real>(d_state: &mut Tensor, saved: &Saved, d: Dims) -> Result<()> {
     for (b, row) in d_state.flat_mut::<T>()?.chunks_mut(d.heads * d.d_k * d.d_v).enumerate() {
         if !saved.docs.continued(b) {
             row.fill(T::zero());
