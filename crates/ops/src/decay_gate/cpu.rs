@@ -136,15 +136,19 @@ pub(super) fn backward(
         }
     });
     let partial = partial.flat::<f32>()?;
-    for (slot, from) in [(d_a_log, 0), (d_dt, h)] {
-        if let Some((mut d, add)) = slot.target::<f32>(ctx)? {
-            let out = d.row_mut(0);
-            if !add {
-                out.fill(0.);
-            }
-            for block in partial.chunks(2 * h) {
-                out.iter_mut().zip(&block[from..from + h]).for_each(|(o, &p)| *o += p);
-            }
+    sum_blocks(ctx, d_a_log, partial, (0, 2 * h))?;
+    sum_blocks(ctx, d_dt, partial, (h, 2 * h))
+}
+
+/// A parameter's gradient: the blocks' sums from column `from` on, in block order.
+fn sum_blocks(ctx: &Ctx, slot: &mut GradSlot<'_>, partial: &[f32], (from, width): (usize, usize)) -> Result<()> {
+    if let Some((mut d, add)) = slot.target::<f32>(ctx)? {
+        let out = d.row_mut(0);
+        if !add {
+            out.fill(0.);
+        }
+        for block in partial.chunks(width) {
+            out.iter_mut().zip(&block[from..]).for_each(|(o, &p)| *o += p);
         }
     }
     Ok(())

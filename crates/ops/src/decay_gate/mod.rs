@@ -169,4 +169,31 @@ mod tests {
                 .assert();
         }
     }
+
+    /// The reference gates, in float64 on float32 inputs.
+    #[test]
+    fn reference_values() {
+        let file = crate::fixture::load("ops");
+        let get = |what: &str| file[&format!("decay_gate.{what}")].1.clone();
+        let ctx = Ctx::cpu().poisoned();
+        let tensor = |dims: &[usize], x: &[f64]| {
+            Tensor::from_slice(&ctx, dims, &x.iter().map(|&x| x as f32).collect::<Vec<_>>()).unwrap()
+        };
+        let beside = |a: &str, b: &str| -> Vec<f64> {
+            get(a).chunks(4).zip(get(b).chunks(4)).flat_map(|(a, b)| [a, b].concat()).collect()
+        };
+        let mut tape = Tape::new(&ctx);
+        let ab = tape.leaf(tensor(&[9, 8], &beside("a", "b")));
+        let [a_log, dt] = ["A_log", "dt_bias"].map(|n| tape.leaf(tensor(&[4], &get(n))));
+        let [g, beta] = apply(&mut tape, &ab, &a_log, &dt, ARGS).unwrap();
+        let mut got = vec![values(g.value()).unwrap(), values(beta.value()).unwrap()];
+        let seeds = vec![(g, tensor(&[9, 4], &get("d_g"))), (beta, tensor(&[9, 4], &get("d_beta")))];
+        let mut grads = tape.backward_from(seeds).unwrap();
+        got.extend([&ab, &a_log, &dt].map(|v| values(&grads.take(v).unwrap()).unwrap()));
+        let want = [get("g"), get("beta"), beside("d_a", "d_b"), get("d_A_log"), get("d_dt_bias")];
+        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+            let error = crate::check::rms_error(got, want);
+            assert!(error <= 3e-7, "{i}: {error:.2e}");
+        }
+    }
 }

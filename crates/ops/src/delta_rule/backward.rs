@@ -7,7 +7,7 @@
 
 use super::chunk::{Local, Span, by_head, carve, carve_slice, scratch, spans, tiles};
 use super::cpu::unit_grad;
-use super::forward::{chunks_in, decay};
+use super::forward::{chunks_in, decay, store};
 use super::{Dims, Saved, Upstream, Views, solve};
 use crate::gemm::local;
 use crate::lanes::dot;
@@ -38,7 +38,7 @@ pub(super) fn backward<T: Real>(
     [d_qkv, d_g, d_beta, d_h0]: &mut [GradSlot<'_>; 4],
 ) -> Result<()> {
     let x = Views::<T>::new(saved.inputs(), d)?;
-    let zeros = if upstream.d_o.is_none() { Some(ctx.zeros::<T>(&[x.qkv.rows(), d.heads * d.d_v])?) } else { None };
+    let zeros = upstream.d_o.is_none().then(|| ctx.zeros::<T>(&[x.qkv.rows(), d.heads * d.d_v])).transpose()?;
     let d_o = upstream.d_o.or(zeros.as_ref()).expect("invariant: one of the two").view::<T>()?;
     let mut d_state = upstream.d_state::<T>(ctx, d)?;
     let mut targets = [d_qkv.target::<T>(ctx)?, d_g.target::<T>(ctx)?, d_beta.target::<T>(ctx)?];
@@ -61,8 +61,7 @@ pub(super) fn backward<T: Real>(
         let d_out = d_outs.view_mut::<T>()?.split_rows(spans.len()).0.row_blocks(n);
         par::each(heads.zip(walk).zip(d_out).collect(), |_, ((mut dh, chunks), mut d_out)| {
             for (i, (work, s)) in chunks.into_iter().enumerate().rev() {
-                let to = d_out.row_mut(i).chunks_mut(d.d_v);
-                to.enumerate().for_each(|(a, to)| to.copy_from_slice(dh.row(a)));
+                store(d_out.row_mut(i), &dh);
                 across(&x, d, *s, d_o, work, &mut dh);
             }
         });
@@ -74,7 +73,7 @@ pub(super) fn backward<T: Real>(
             gradients(ctx, &x, d, spans[i], d_o, ends, work.as_mat(), out);
         });
     }
-    clear_fresh(&mut d_state, saved, d)?;
+    clear_fresh::<T>(&mut d_state, saved, d)?;
     d_h0.give(ctx, d_state)
 }
 
@@ -83,14 +82,7 @@ fn state<T>(row: &[T], d: Dims) -> Mat<'_, T> {
 }
 
 /// A row that begins anew has no gradient for its initial state.
-fn clear_fresh(d_state: &mut Tensor, saved: &Saved, d: Dims) -> Result<()> {
-    match d_state.dtype() {
-        hymo_tensor::DType::F64 => clear::<f64>(d_state, saved, d),
-        _ => clear::<f32>(d_state, saved, d),
-    }
-}
-
-fn clear<T: Real>(d_state: &mut Tensor, saved: &Saved, d: Dims) -> Result<()> {
+fn clear_fresh<T: Real>(d_state: &mut Tensor, saved: &Saved, d: Dims) -> Result<()> {
     for (b, row) in d_state.flat_mut::<T>()?.chunks_mut(d.heads * d.d_k * d.d_v).enumerate() {
         if !saved.docs.continued(b) {
             row.fill(T::zero());

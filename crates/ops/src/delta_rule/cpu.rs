@@ -134,9 +134,9 @@ pub(super) fn oracle_backward<T: Real>(
     for (n, dh) in d_state.flat_mut::<T>()?.chunks_mut(size).enumerate() {
         let (b, h) = (n / d.heads, n % d.heads);
         let tr = trace(&x, d, b, h, begin.flat::<T>()?[n * size..(n + 1) * size].to_vec());
+        let zeros = vec![T::zero(); d.d_v];
         for t in (0..d.len).rev() {
             let i = b * d.len + t;
-            let zeros = vec![T::zero(); d.d_v];
             let go = d_o.as_ref().map_or(&zeros[..], |m| &m.row(i)[h * d.d_v..(h + 1) * d.d_v]);
             let s = token_backward(&tr, &x, d, (b, t, h), go, dh);
             if let Some((m, add)) = &mut dx {

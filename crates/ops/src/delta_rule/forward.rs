@@ -41,8 +41,7 @@ pub(super) fn forward<T: Real>(
         par::each(heads.zip(chunks).zip(keeps).collect(), |_, ((mut h, chunks), mut keep)| {
             for (i, ((work, s), o)) in chunks.into_iter().enumerate() {
                 if let Some(keep) = &mut keep {
-                    let to = keep.row_mut(i).chunks_mut(d.d_v);
-                    to.enumerate().for_each(|(a, to)| to.copy_from_slice(h.row(a)));
+                    store(keep.row_mut(i), &h);
                 }
                 across(&x, d, *s, work, o, &mut h);
             }
@@ -90,6 +89,11 @@ fn across<T: Real>(x: &Views<'_, T>, d: Dims, s: Span, work: MatMut<'_, T>, o: M
     local::nn(o, q, h.as_mat(), T::one(), true);
     decay(h, s.keep(x, d));
     local::tn(h.reborrow(), k, u.as_mat(), T::one(), true);
+}
+
+/// A copy of a state in one row.
+pub(super) fn store<T: Real>(to: &mut [T], h: &MatMut<'_, T>) {
+    to.chunks_mut(h.cols()).enumerate().for_each(|(i, to)| to.copy_from_slice(h.row(i)));
 }
 
 /// H ← e H.

@@ -306,6 +306,8 @@ fn case(name: &str, [batch, len]: [usize; 2], args: Args, cuts: &[usize], carrie
         .leaf("beta", &[n, h], beta);
     let state = [batch, h, args.d_k, args.d_v];
     let case = if carried { case.leaf("h0", &state, noise.normals(state.iter().product())) } else { case };
+    let bounds = [("o", 3e-7), ("h_t", 3e-7), ("d_qkv", 3e-7), ("d_g", 5e-7), ("d_beta", 4e-7), ("d_h0", 3e-7)];
+    let case = bounds.into_iter().fold(case, |case, (what, bound)| case.bound(what, bound)).difference(1e-7);
     case.apply(move |tape, v| Ok(apply(tape, &v[0], &v[1], &v[2], v.get(3), &docs, args)?.into()))
 }
 

@@ -98,7 +98,7 @@ fn chunks_are_the_recurrence() {
     for chunk in [1, 2, 15, 16, 17, 64, 100, 128, 200] {
         for (len, cuts) in [(1, vec![]), (50, vec![7, 8, 48]), (131, vec![16, 17, 64, 100, 128]), (131, vec![])] {
             let s = Setup::new(packed(2, len, &cuts, true), args(2, 5, 7, chunk));
-            assert_close(&s.run::<f64>(true), &s.run::<f64>(false), 1e-12, &format!("chunk {chunk}, {len} tokens"));
+            assert_close(&s.run::<f64>(true), &s.run::<f64>(false), 1e-14, &format!("chunk {chunk}, {len} tokens"));
         }
     }
 }
@@ -126,7 +126,7 @@ fn extreme_gates() {
                 }
             }
             let want = s.run::<f64>(false);
-            assert_close(&s.run::<f64>(true), &want, 1e-10, &format!("f64, case {case}"));
+            assert_close(&s.run::<f64>(true), &want, 3e-13, &format!("f64, case {case}"));
             assert_close(&s.run::<f32>(true), &want, 2e-6, &format!("f32, case {case}"));
         }
     }
@@ -183,7 +183,7 @@ proptest! {
             outs.iter_mut().zip(o.chunks(o.len() / 2)).for_each(|(to, o)| to.extend_from_slice(o));
             state = h_t;
         }
-        assert_close(&[outs.concat(), values(&state).unwrap()], &want[..2], 5e-7, "split");
+        assert_close(&[outs.concat(), values(&state).unwrap()], &want[..2], 3e-7, "split");
     }
 }
 
@@ -226,7 +226,7 @@ fn thousands_of_tiny_documents() {
     let seg: Vec<i32> = (0..5000).flat_map(|doc| vec![doc; 1 + noise.below(3)]).collect();
     let s = Setup::new(Docs::new(1, seg.len(), &seg).unwrap(), args(1, 8, 8, 64));
     assert_eq!(s.docs.ranges(0).count(), 5000);
-    assert_close(&s.run::<f32>(true), &s.run::<f64>(false), 5e-7, "tiny documents");
+    assert_close(&s.run::<f32>(true), &s.run::<f64>(false), 3e-7, "tiny documents");
 }
 
 /// HAZARD 6, 7: decoding token by token from a prefilled state gives what one pass gives; the state is f32 or refused.
@@ -246,7 +246,7 @@ fn steps_continue_a_prefill() {
         let o = values(&step(&ctx, &qkv, &g, &beta, &mut state, s.args).unwrap()).unwrap();
         outs.iter_mut().zip(o.chunks(12)).for_each(|(to, o)| to.extend_from_slice(o));
     }
-    assert_close(&[outs.concat(), values(&state).unwrap()], &want[..2], 5e-7, "steps");
+    assert_close(&[outs.concat(), values(&state).unwrap()], &want[..2], 3e-7, "steps");
     let one = |w| tensor(&[2, w], &vec![0.; 2 * w]);
     let mut half = ctx.zeros::<hymo_tensor::bf16>(&[2, 2, 4, 6]).unwrap();
     let err = step(&ctx, &one(28), &one(2), &one(2), &mut half, s.args).unwrap_err().to_string();
@@ -290,4 +290,43 @@ fn says_what_does_not_fit() {
     assert_eq!(err(inputs, args(1, 3, 4, 0)), "delta_rule: chunk is 0, want at least 1");
     assert_eq!(err(inputs, args(1, 3, 5, 16)), "delta_rule: qkv has shape [4, 10], want [4, 11]");
     assert_eq!(err(inputs, args(1, 3, 4, 16)), "delta_rule: h0 is none, want the state that row 1 continues from");
+}
+
+/// HAZARD 1: the public forms of transformers and fla, outputs and every gradient; and their float64 values.
+#[test]
+fn public_references() {
+    let file = crate::fixture::load("delta_rule");
+    let names: Vec<&str> = file.keys().filter_map(|k| k.strip_suffix(".hT")).filter(|k| !k.ends_with(".f64")).collect();
+    assert_eq!(names.len(), 13);
+    for name in names {
+        let get = |what: &str| &file[&format!("{name}.{what}")];
+        let [batch, len, heads, d_k] = get("q").0[..] else { panic!("{name}: four dimensions") };
+        let d_v = get("v").0[3];
+        let args = Args { qk_l2norm: name.ends_with("_l2"), ..args(heads, d_k, d_v, 64) };
+        let carried = name.contains("_h0");
+        let beside = |prefix: &str| -> Vec<f64> {
+            let [q, k, v] = ["q", "k", "v"].map(|n| &get(&format!("{prefix}{n}")).1);
+            let row = |x: &[f64], i: usize| x[x.len() / (batch * len) * i..x.len() / (batch * len) * (i + 1)].to_vec();
+            (0..batch * len).flat_map(|i| [row(q, i), row(k, i), row(v, i)].concat()).collect()
+        };
+        let docs = Docs::continuing(batch, len, &vec![0; batch * len], &vec![carried; batch]).unwrap();
+        let mut s = Setup::new(docs, args);
+        s.qkv = beside("");
+        for (to, key) in [(&mut s.g, "g"), (&mut s.beta, "beta"), (&mut s.d_o, "d_o"), (&mut s.d_h_t, "d_hT")] {
+            to.clone_from(&get(key).1);
+        }
+        if carried {
+            s.h0.clone_from(&get("h0").1);
+        }
+        let want = |prefix: &str| -> Vec<Vec<f64>> {
+            let of = |n: &str| get(&format!("{prefix}{n}")).1.clone();
+            let mut all = vec![of("o"), of("hT"), beside(&format!("{prefix}d_")), of("d_g"), of("d_beta")];
+            all.extend(carried.then(|| of("d_h0")));
+            all
+        };
+        let fast = s.run::<f32>(true);
+        assert_close(&fast, &want(""), 5e-6, name); // the references themselves are f32
+        assert_close(&fast, &want("f64."), 4e-7, &format!("{name} against float64"));
+        assert_close(&s.run::<f64>(false), &want("f64."), 1e-7, &format!("{name}, oracle"));
+    }
 }
