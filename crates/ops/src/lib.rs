@@ -35,8 +35,6 @@ pub mod experts;
 #[cfg(test)]
 mod fixture;
 pub mod gated_norm;
-#[cfg(test)]
-mod fixture;
 pub mod gemm;
 mod lanes;
 pub mod linear;

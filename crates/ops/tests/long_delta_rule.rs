@@ -1,5 +1,4 @@
 //! The delta rule's accuracy bar at the head size of the 434M preset, 64 x 128: minutes.
-#![cfg(feature = "long")]
 #![allow(clippy::print_stdout)] // the worst differences, shown with --nocapture
 
 mod delta_rule_bar;

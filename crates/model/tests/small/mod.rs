@@ -182,7 +182,7 @@ pub fn step(ctx: &Ctx, config: &ModelConfig, params: &Params, batch: &Batch, opt
 
 /// All gradients in order, as doubles.
 pub fn flat(grads: &ParamGrads) -> Vec<f64> {
-    grads.flats().iter().flat_map(|t| values(t)).collect()
+    grads.flats().iter().flat_map(values).collect()
 }
 
 pub fn values(t: &Tensor) -> Vec<f64> {

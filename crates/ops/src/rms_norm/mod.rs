@@ -1,6 +1,6 @@
 //! RMSNorm.  n = x r,  r = (mean(x²) + ε)^(-1/2),  y = (1 + w) ⊙ n when zero-centred, else w ⊙ n.
 //!
-//! x, y [.., D], w [D], r [N]. Sums in the operands' dtype, at least f32. Saves x and r. With dn = d_y ⊙ (1 + w):
+//! x, y `[.., D]`, w `[D]`, r `[N]`. Sums in the operands' dtype, at least f32. Saves x and r. With dn = d_y ⊙ (1 + w):
 //! d_x = r (dn - n mean(dn ⊙ n)), following its slot (write or add); d_w += Σ d_y ⊙ n, rows in fixed blocks. Deterministic.
 //! Source: MATH 4; zero-centred as in Qwen3-Next, so that weight decay pulls towards the identity.
 
@@ -25,7 +25,7 @@ pub struct Args {
 #[derive(Debug, Clone)]
 pub struct Saved {
     x: Tensor,
-    /// [N]
+    /// `[N]`
     r: Tensor,
 }
 
