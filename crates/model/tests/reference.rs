@@ -66,13 +66,14 @@ fn double_precision_agrees_to_the_files_rounding() {
     }
 }
 
-/// The gradient as one vector to 1e-5; single tensors to 2e-5. A document's first output is beta (q . k) v, which the
-/// gated norm divides by its own size, so where q . k is near 0 rounding is amplified whoever computes: PyTorch's own f32
-/// differs from its f64 by up to 1.4e-5 on the same tensors (fixtures/README.md).
+/// The gradient as one vector to 1e-5; single tensors to the bound beside each model. A document's first output is
+/// beta (q . k) v, which the gated norm divides by its own size, so where q . k is near 0 the rounding of q and k is
+/// amplified whoever computes: in f32 the oracle's token recurrence is off by 4.1e-5 on the same tensors of `hymo_silu`
+/// and by 1.2e-5 of `hymo_sigmoid`, PyTorch by up to 1.4e-5 (fixtures/README.md).
 #[test]
 fn single_precision_agrees() {
-    for name in MODELS {
+    for (name, tensor_bound) in [("hymo_sigmoid", 2e-5), ("hymo_silu", 6e-5), ("hymo_dense", 4e-6)] {
         let (whole, errors) = run(name, false, 1e-6, 1e-5);
-        assert!(whole <= 1e-5 && errors[0].0 <= 2e-5, "{name}: {whole:e} {:?}", &errors[..8]);
+        assert!(whole <= 1e-5 && errors[0].0 <= tensor_bound, "{name}: {whole:e} {:?}", &errors[..8]);
     }
 }
