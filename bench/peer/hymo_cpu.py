@@ -112,17 +112,41 @@ def l2_norm(x, eps=1e-6):
     return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()
 
 
+class ShortConv(torch.autograd.Function):
+    """Faster than F.conv1d both ways: rows stay [B, T, C], and each tap is one multiply-add over them."""
+
+    @staticmethod
+    def forward(ctx, x, weight, inside):
+        length, taps = x.shape[1], weight.shape[1]
+        padded = F.pad(x, (0, 0, taps - 1, 0))
+        columns = weight.T.contiguous()
+        y = x * columns[-1]
+        for j in range(taps - 1):
+            shifted = padded[:, j : j + length]
+            y.addcmul_(shifted if inside is None else shifted * inside[j], columns[j])
+        ctx.save_for_backward(padded, columns, y, inside)
+        return F.silu(y)
+
+    @staticmethod
+    def backward(ctx, dz):
+        padded, columns, y, inside = ctx.saved_tensors
+        length, taps = y.shape[1], columns.shape[0]
+        dy = torch.ops.aten.silu_backward(dz, y)
+        dx = dy * columns[-1]
+        dw = [None] * (taps - 1) + [(dy * padded[:, taps - 1 :]).sum((0, 1))]
+        for j in range(taps - 1):
+            own = dy if inside is None else dy * inside[j]
+            dw[j] = (own * padded[:, j : j + length]).sum((0, 1))
+            back = taps - 1 - j
+            dx[:, : length - back].addcmul_(own[:, back:], columns[j])
+        return dx, torch.stack(dw, 1), None
+
+
 def short_conv(x, weight, docs):
     """Depthwise causal convolution and SiLU. x [B, T, C], weight [C, K]; tap j multiplies x[t - (K - 1) + j]."""
-    length, taps = x.shape[1], weight.shape[1]
-    padded = F.pad(x, (0, 0, taps - 1, 0))
-    y = x * weight[:, -1]
-    for j in range(taps - 1):
-        shifted = padded[:, j : j + length]
-        if docs is not None:
-            shifted = shifted * docs.inside(taps - 1 - j)
-        y = torch.addcmul(y, shifted, weight[:, j])
-    return F.silu(y)
+    taps = weight.shape[1]
+    inside = None if docs is None else torch.stack([docs.inside(taps - 1 - j) for j in range(taps - 1)]).to(x.dtype)
+    return ShortConv.apply(x, weight, inside)
 
 
 def delta_rule(q, k, v, g, beta, docs=None, chunk=64):
@@ -383,15 +407,14 @@ class Moe(nn.Module):
         if self.shared:
             yield from ((f"shared.{name}", p, where) for name, p, where in self.shared.pieces())
 
-    def balance(self, s, chosen, docs):
+    def balance(self, s, chosen, n_rows, docs):
         """alpha / N times the sum over documents of n sum_e f_e P_e, f = E count / (K n), P the mean share."""
         share = s / s.sum(-1, keepdim=True)
         hits = torch.zeros_like(s).scatter_(1, chosen, 1.0)
         if docs is None:
-            # Rows of equal length: [B, T, E].
-            n_docs, length = self.rows
-            share, hits = share.view(n_docs, length, -1).sum(1), hits.view(n_docs, length, -1).sum(1)
-            total = (share * hits).sum() / length
+            # Documents of equal length.
+            share, hits = share.unflatten(0, (n_rows, -1)).sum(1), hits.unflatten(0, (n_rows, -1)).sum(1)
+            total = (share * hits).sum() * n_rows / s.shape[0]
         else:
             zeros = torch.zeros_like(s)
             size = zeros.index_add(0, docs.number, torch.ones_like(s))
@@ -401,7 +424,6 @@ class Moe(nn.Module):
 
     def forward(self, x, docs):
         m = self.m
-        self.rows = x.shape[:2]
         flat = x.flatten(0, 1)
         s = torch.sigmoid(F.linear(flat, self.router))
         chosen = (s.detach() + self.bias).topk(m.top_k, -1).indices
@@ -415,7 +437,7 @@ class Moe(nn.Module):
         y = Combine.apply(grouped_linear(h, self.w2, ends), order, slot, m.top_k)
         if self.shared:
             y = y + self.shared(flat)
-        loss = self.balance(s, chosen, docs) if m.balance_loss else None
+        loss = self.balance(s, chosen, x.shape[0], docs) if m.balance_loss else None
         return y.view_as(x), loss
 
 
@@ -532,6 +554,11 @@ class HyMo(nn.Module):
         for prefix, modules in (("layers", self.layers), ("mtp", self.mtp)):
             for i, module in enumerate(modules):
                 yield from ((f"{prefix}.{i}.{name}", p, where) for name, p, where in module.pieces())
+
+    def compile_layers(self):
+        """Compiles layer by layer. Those of a kind are the same code with other weights, so that each kind is compiled once."""
+        for module in [*self.layers, *self.mtp]:
+            module.compile(dynamic=False, fullgraph=True)
 
     def hymo_state(self, of=lambda p: p.detach()):
         """Name -> tensor, of the parameters or of something like them (`of=lambda p: p.grad`)."""

@@ -203,9 +203,7 @@ def model_step(args):
         if args.region == "model":
             run = torch.compile(model, dynamic=False, fullgraph=True)
         else:
-            # Layers of a kind are the same code, so that each kind is compiled once.
-            for module in [*model.layers, *model.mtp]:
-                module.compile(dynamic=False, fullgraph=True)
+            model.compile_layers()
 
     def step():
         model.zero_grad(set_to_none=True)
