@@ -127,7 +127,8 @@ def main():
             worst = max(errors, key=errors.get)
             failed = not errors[worst] < limit
             bad |= failed
-            print(f"{'FAIL' if failed else 'ok  '} {dtype} {title}: {len(errors)} quantities, worst {errors[worst]:.1e} ({worst})")
+            verdict = "FAIL" if failed else "ok  "
+            print(f"{verdict} {dtype} {title}: {len(errors)} quantities, worst {errors[worst]:.1e} ({worst})")
     sys.exit(bad)
 
 

@@ -10,8 +10,8 @@ throughout (float64 for checks). `fixtures/hymo_reference.py` is the slow form; 
 
 What is done for speed, beyond plain modules: projections that read the same input are one matrix; the delta rule runs all
 rows, heads and chunks as one batch, and only the state goes from chunk to chunk; tokens are sorted by expert, and each
-expert is one matrix product in both directions; the three heads are one call that turns logits into their own gradient in
-blocks that stay in cache, so that no [tokens, vocabulary] matrix exists.
+expert is one matrix product in both directions; the three heads are one call that turns logits into their own gradient block
+by block, so that no [tokens, vocabulary] matrix exists.
 """
 
 import math
@@ -490,7 +490,7 @@ class Mtp(nn.Module):
 
 class FusedHead(torch.autograd.Function):
     """Sum of weight * (nll + z lse^2) over rows, its gradients computed on the way: a block of logits becomes its own
-    gradient in place and is used twice, while it is in cache. Also returns the unweighted losses of the rows."""
+    gradient in place and is used twice. Also returns the unweighted losses of the rows."""
 
     @staticmethod
     def forward(ctx, h, embed, target, weight, z_loss, soft_cap, block):
@@ -536,7 +536,7 @@ def plain_head(h, embed, target, weight, z_loss, soft_cap):
 
 
 class HyMo(nn.Module):
-    def __init__(self, c: Config, head="fused", head_block=256):
+    def __init__(self, c: Config, head="fused", head_block=1024):
         super().__init__()
         self.c, self.head, self.head_block = c, head, head_block
         self.embed = matrix(c.vocab_size, c.d_model)

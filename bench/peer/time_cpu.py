@@ -78,7 +78,11 @@ def op_delta_rule(B=4, T=512, H=4, dk=32, dv=64):
 
     # The public name may dispatch to a GPU kernel; the PyTorch form is inside.
     function = inspect.unwrap(torch_chunk_gated_delta_rule)
-    return lambda q, k, v, g, beta: function(q, k, v, g=g, beta=beta, use_qk_l2norm_in_kernel=True)[0], delta_inputs(B, T, H, dk, dv)
+
+    def run(q, k, v, g, beta):
+        return function(q, k, v, g=g, beta=beta, use_qk_l2norm_in_kernel=True)[0]
+
+    return run, delta_inputs(B, T, H, dk, dv)
 
 
 def op_delta_rule_peer(B=4, T=512, H=4, dk=32, dv=64):
@@ -108,7 +112,7 @@ def op_attention(B=4, T=512, H=6, G=2, dqk=32, dv=32):
     return run, (tensor(B, H, T, dqk), tensor(B, G, T, dqk), tensor(B, G, T, dv))
 
 
-def op_cross_entropy(rows=2048, width=192, vocab=4096, z_loss=1e-4, block=256):
+def op_cross_entropy(rows=2048, width=192, vocab=4096, z_loss=1e-4, block=1024):
     """Head and loss, as hymo_cpu.py has them."""
     from hymo_cpu import FusedHead
 
@@ -198,17 +202,13 @@ def model_step(args):
         # About this many documents a row, cut at random places.
         cuts = torch.rand(tokens.shape) < args.documents / tokens.shape[1]
         seg = cuts.long().cumsum(1)
-    run = model
     if args.mode == "compile":
-        if args.region == "model":
-            run = torch.compile(model, dynamic=False, fullgraph=True)
-        else:
-            model.compile_layers()
+        model.compile_layers()
 
     def step():
         model.zero_grad(set_to_none=True)
         start = time.perf_counter()
-        total, _ = run(tokens, seg)
+        total, _ = model(tokens, seg)
         middle = time.perf_counter()
         total.backward()
         return start, middle, time.perf_counter(), total
@@ -221,7 +221,6 @@ def model_step(args):
         "parameters": sum(p.numel() for p in model.parameters()),
         "head": args.head,
         "head_block": args.head_block,
-        "region": args.region if args.mode == "compile" else None,
     }
     return step, facts
 
@@ -277,8 +276,7 @@ def main():
     parser.add_argument("--len", type=int, default=512)
     parser.add_argument("--documents", type=int, default=0, help="documents a row; 0: one, without masks")
     parser.add_argument("--head", choices=("fused", "plain"), default="fused")
-    parser.add_argument("--head-block", type=int, default=256, help="rows of logits at a time in the fused head")
-    parser.add_argument("--region", choices=("layers", "model"), default="layers", help="what is compiled as one graph")
+    parser.add_argument("--head-block", type=int, default=1024, help="rows of logits at a time in the fused head")
     parser.add_argument("--op", choices=sorted(OPS), help="one operator in place of the model")
     parser.add_argument("--size", default="", help="its sizes: name=number,..")
     parser.add_argument("--list", action="store_true", help="print operators and their sizes")
