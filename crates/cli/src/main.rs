@@ -5,6 +5,7 @@
 
 mod commands;
 mod exit;
+mod progress;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

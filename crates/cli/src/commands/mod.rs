@@ -1,7 +1,9 @@
 //! The commands, one a file. A new one is a file with an `Args` and a `run`, and a line in each list here.
 
+mod data;
 mod doctor;
 mod inspect;
+mod tokenizer;
 
 use std::io::Write;
 
@@ -12,6 +14,8 @@ use clap::Subcommand;
 pub enum Command {
     Inspect(inspect::Args),
     Doctor(doctor::Args),
+    Tokenizer(tokenizer::Args),
+    Data(data::Args),
 }
 
 impl Command {
@@ -20,6 +24,8 @@ impl Command {
         match self {
             Command::Inspect(args) => inspect::run(&args, out),
             Command::Doctor(args) => doctor::run(&args, out),
+            Command::Tokenizer(args) => tokenizer::run(args, out),
+            Command::Data(args) => data::run(args, out),
         }
     }
 }
