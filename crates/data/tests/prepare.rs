@@ -275,7 +275,10 @@ fn a_finished_folder_is_left_alone_and_another_command_refused() {
     let out = folder.path().join("out");
     assert!(!prep(from_ref(&input), &out, shaping(), 1).unwrap().already_done);
     let before = files(&out);
+    // As a kill behind the manifest leaves it.
+    fs::write(out.join("prep.journal"), "anything").unwrap();
     assert!(prep(from_ref(&input), &out, shaping(), 2).unwrap().already_done);
+    assert!(files(&out) == before);
     let error = prep(&[input], &out, Shaping { min_bytes: 2, ..shaping() }, 1).unwrap_err().to_string();
     assert!(error.contains("output of another command (other options") && error.contains("min_bytes: 1"), "{error}");
     assert!(files(&out) == before);

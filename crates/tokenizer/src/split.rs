@@ -15,7 +15,7 @@ use crate::{Error, Result};
 const LOOK_AHEAD_TAIL: &str = r"|\s+(?!\S)|\s+";
 const SPACES: &str = r"\s+";
 /// Bytes for the states of a lazy DFA. Text of many scripts visits a few megabytes of them.
-const STATE_BYTES: usize = 32 << 20;
+const STATE_BYTES: usize = 16 << 20;
 
 /// The compiled pattern. Shared between threads; each has its own [`SplitCache`].
 #[derive(Debug)]

@@ -170,10 +170,13 @@ impl Journal {
         let written = self.file.write_all(&line).and_then(|()| self.file.sync_data());
         written.map_err(|e| failed(&self.path, line.len() as u64, e))
     }
+}
 
-    /// The manifest stands.
-    pub fn remove(self) -> Result<()> {
-        fs::remove_file(&self.path).map_err(Error::io("remove", &self.path))?;
-        sync_folder(&self.path)
+/// The manifest stands: the journal of the folder has done its work.
+pub fn remove(out: &Path) -> Result<()> {
+    let path = out.join(JOURNAL);
+    match fs::remove_file(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        done => done.map_err(Error::io("remove", &path)).and_then(|()| sync_folder(&path)),
     }
 }

@@ -121,6 +121,8 @@ pub fn prepare(
     if out.join(MANIFEST).exists() {
         let manifest = Manifest::read(out)?;
         begun.same_as_done(&manifest, out)?;
+        // A kill may have come between the manifest and the end of the journal.
+        journal::remove(out)?;
         let resumed_shards = manifest.splits.iter().map(|split| split.shards.len()).sum();
         return Ok(Outcome { manifest, resumed_shards, already_done: true });
     }
@@ -249,7 +251,8 @@ impl Collector {
             return Err(Error::NoInput { input: "the inputs".into(), why: "no document is left to keep" });
         }
         write_whole(&out.join(MANIFEST), &manifest.to_json())?;
-        self.journal.remove()?;
+        drop(self.journal);
+        journal::remove(out)?;
         Ok(manifest)
     }
 }
