@@ -5,6 +5,7 @@
 
 mod commands;
 mod exit;
+mod source;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

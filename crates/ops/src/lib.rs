@@ -23,6 +23,7 @@ macro_rules! on_cpu {
 
 pub mod act;
 pub mod attention;
+pub mod bench;
 pub mod check;
 pub mod concat;
 pub mod cross_entropy;

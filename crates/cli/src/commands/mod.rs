@@ -1,5 +1,6 @@
 //! The commands, one a file. A new one is a file with an `Args` and a `run`, and a line in each list here.
 
+mod bench;
 mod doctor;
 mod inspect;
 
@@ -12,6 +13,7 @@ use clap::Subcommand;
 pub enum Command {
     Inspect(inspect::Args),
     Doctor(doctor::Args),
+    Bench(bench::Args),
 }
 
 impl Command {
@@ -20,6 +22,7 @@ impl Command {
         match self {
             Command::Inspect(args) => inspect::run(&args, out),
             Command::Doctor(args) => doctor::run(&args, out),
+            Command::Bench(args) => bench::run(&args, out),
         }
     }
 }

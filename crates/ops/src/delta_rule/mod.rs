@@ -20,6 +20,7 @@ mod solve;
 mod tests;
 
 use crate::Docs;
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{GradSlot, Tape, Var};
 use hymo_tensor::{Ctx, DType, Device, Error, Mat, Path, Real, Result, Tensor};
@@ -322,4 +323,16 @@ pub fn cases() -> Vec<Case> {
         case("documents", [2, 130], args(2, 6, 10, 32), &[1, 31, 32, 40, 97, 129], true),
         case("groups of chunks", [1, 1200], args(2, 5, 7, 64), &[700], false),
     ]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens, and at hymo-30m's, 1 x 1024.
+pub fn benches() -> Vec<Bench> {
+    let bench = |batch, len, n_heads, [d_k, d_v]: [usize; 2]| {
+        let (c, args) = (64, Args { n_heads, d_k, d_v, chunk: 64, qk_l2norm: true });
+        // The products of one chunk (MATH 1.3): K Kᵀ and Q Kᵀ, the triangular solve, those with the state, the rest.
+        let chunk = 2 * c * (2 * c * d_k + c * (d_k + d_v) + 3 * d_k * d_v + c * d_v);
+        let flops = (batch * len / c * n_heads * chunk) as u64;
+        Bench::new(case("training", [batch, len], args, &[], false)).flops(flops, 5 * flops / 2)
+    };
+    vec![bench(4, 512, 4, [32, 64]), bench(1, 1024, 6, [64, 128])]
 }

@@ -93,7 +93,7 @@ impl Layout {
         Ok(out)
     }
 
-    /// y[n] = Σ_j z[row of (n, j)], or y[n] += that sum when `add`: a gather in the order of j, not a scatter.
+    /// y_n = Σ_j z_(row of (n, j)), or y_n += that sum when `add`: a gather in the order of j, not a scatter.
     pub fn combine(&self, y: MatMut<'_, f32>, z: &Tensor, add: bool) -> Result<()> {
         let (z, slot, k) = (z.view::<f32>()?, self.slot.flat::<i32>()?, self.top_k);
         par::each(y.row_blocks(ROWS), |b, mut y| {

@@ -5,6 +5,7 @@
 //! part, added by the others); d_W += d_yᵀ x, part by part. Deterministic.
 //! Source: MATH 0 (W is stored [out, in]).
 
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use crate::gemm;
 use hymo_tape::{GradSlot, Tape, Var};
@@ -99,17 +100,24 @@ pub fn apply(tape: &mut Tape, x: &Var, w: &Var) -> Result<Var> {
     Ok(y)
 }
 
+fn case(n: usize, i: usize, widths: [usize; 2]) -> Case {
+    let o = widths[0] + widths[1];
+    let mut noise = Noise::new((n * 1000 + i) as u64);
+    Case::new(format!("linear {n} x {i} -> {widths:?}"), &["y0", "y1"])
+        .leaf("x", &[n, i], noise.normals(n * i))
+        .param("w", &[o, i], noise.normals(o * i))
+        .apply(move |tape, v| Ok(apply_split(tape, &v[0], &v[1], widths)?.into()))
+}
+
 /// Odd sizes around the blocks of the matrix kernels, whole and in parts.
 pub fn cases() -> Vec<Case> {
-    let case = |n: usize, i: usize, widths: [usize; 2]| {
-        let o = widths[0] + widths[1];
-        let mut noise = Noise::new((n * 1000 + i) as u64);
-        Case::new(format!("linear {n} x {i} -> {widths:?}"), &["y0", "y1"])
-            .leaf("x", &[n, i], noise.normals(n * i))
-            .param("w", &[o, i], noise.normals(o * i))
-            .apply(move |tape, v| Ok(apply_split(tape, &v[0], &v[1], widths)?.into()))
-    };
     vec![case(1, 3, [2, 1]), case(63, 65, [17, 30]), case(65, 64, [64, 5]), case(1000, 33, [40, 24])]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens.
+pub fn benches() -> Vec<Bench> {
+    let bench = |n, i, widths: [usize; 2]| Bench::new(case(n, i, widths)).projection([n, i, widths[0] + widths[1]], 1);
+    vec![bench(2048, 192, [512, 264]), bench(2048, 256, [100, 92]), bench(1024, 384, [1536, 780])]
 }
 
 #[cfg(test)]
