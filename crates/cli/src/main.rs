@@ -32,7 +32,12 @@ fn main() -> ExitCode {
 
 /// Version, commit and features.
 fn version() -> &'static str {
-    const FEATURES: &str = if cfg!(feature = "rayon") { "rayon" } else { "none" };
+    const FEATURES: &str = match (cfg!(feature = "rayon"), cfg!(feature = "avx512")) {
+        (true, true) => "rayon, avx512",
+        (true, false) => "rayon",
+        (false, true) => "avx512",
+        (false, false) => "none",
+    };
     const VERSION: &str = env!("CARGO_PKG_VERSION");
     const COMMIT: &str = env!("HYMO_COMMIT");
     // Made once, printed once.

@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> anyhow::Result<String> {
     let number = |name: &str| facts[name].as_f64().unwrap_or(f64::NAN);
     let (batch, len) = (args.batch, args.len);
     writeln!(text, "{}, {batch} x {len} tokens, {} threads", args.model, facts["threads"])?;
-    for what in ["forward", "backward", "step"] {
+    for what in ["forward", "backward", "step", "processor"] {
         let (median, min) = (number(&format!("{what}_ms_median")), number(&format!("{what}_ms_min")));
         writeln!(text, "{what:<10} {median:>9.2} ms   (best {min:.2})")?;
     }
@@ -68,23 +68,25 @@ fn measure(args: &Args, config: &hymo_model::ModelConfig) -> anyhow::Result<Valu
     let (model, params) = (HyMo::new(config)?, Params::init(&ctx, config, 0)?);
     let batch = random_batch(args, config)?;
     let mut grads = params.zero_grads(&ctx)?;
-    let (mut forward, mut backward, mut step) = (Times::default(), Times::default(), Times::default());
+    let [mut forward, mut backward, mut step, mut busy] = [const { Times(Vec::new()) }; 4];
     let mut loss = f64::NAN;
     for round in 0..args.common.warmup + args.common.reps {
         if round == args.common.warmup {
-            (forward, backward, step) = Default::default();
+            (forward, backward, step, busy) = Default::default();
             clock::reset_peak();
         }
         for flat in grads.flats_mut() {
             flat.flat_mut::<f32>()?.fill(0.);
         }
         let mut tape = Tape::training(&ctx, grads);
+        let start = clock::processor_ms();
         grads = step.add(|| -> anyhow::Result<_> {
             let losses = forward.add(|| model.loss(&mut tape, &params, &batch, &Options::default()))?;
             loss = losses.total()?;
             let grads = backward.add(|| tape.backward(&losses.seeds()))?;
             grads.into_params().context("a training tape returns its gradients")
         })?;
+        busy.0.extend(clock::processor_ms().zip(start).map(|(end, start)| end - start));
     }
     let mut result = json!({
         "config": args.model, "batch": args.batch, "length": args.len, "documents_a_row": args.documents,
@@ -92,7 +94,8 @@ fn measure(args: &Args, config: &hymo_model::ModelConfig) -> anyhow::Result<Valu
         "peak_resident_mib": clock::resident("VmHWM"), "load_after": clock::load(),
         "tokens_a_second": f64::from(args.batch) * f64::from(args.len) / step.median() * 1e3,
     });
-    for (name, times) in [("forward_ms", &forward), ("backward_ms", &backward), ("step_ms", &step)] {
+    let all = [("forward_ms", &forward), ("backward_ms", &backward), ("step_ms", &step), ("processor_ms", &busy)];
+    for (name, times) in all {
         result[format!("{name}_median")] = json!(times.median());
         result[format!("{name}_min")] = json!(times.min());
         result["raw"][name] = json!(times.0);
