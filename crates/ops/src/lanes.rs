@@ -7,13 +7,20 @@ use hymo_tensor::Real;
 const LANES: usize = 16;
 
 #[inline(always)]
-fn fold<T: Real>(mut sums: [T; LANES]) -> T {
-    for half in [8, 4, 2, 1] {
-        for i in 0..half {
-            sums[i] += sums[i + half];
-        }
-    }
-    sums[0]
+fn fold<T: Real>(s: [T; LANES]) -> T {
+    // From register to register: in an array that shrinks in place every step waits for the store before it.
+    let s: [T; 8] = std::array::from_fn(|i| s[i] + s[i + 8]);
+    let s: [T; 4] = std::array::from_fn(|i| s[i] + s[i + 4]);
+    (s[0] + s[2]) + (s[1] + s[3])
+}
+
+/// The terms of the last elements, in an array of their own, so that the sums never leave their register.
+#[inline(always)]
+fn rest<T: Real>(mut sums: [T; LANES], terms: impl Iterator<Item = T>) -> [T; LANES] {
+    let mut last = [T::zero(); LANES];
+    last.iter_mut().zip(terms).for_each(|(l, t)| *l = t);
+    sums.iter_mut().zip(last).for_each(|(s, l)| *s += l);
+    sums
 }
 
 /// Σ term(a).
@@ -21,11 +28,13 @@ fn fold<T: Real>(mut sums: [T; LANES]) -> T {
 pub fn sum<T: Real>(a: &[T], term: impl Fn(T) -> T) -> T {
     let mut sums = [T::zero(); LANES];
     let chunks = a.chunks_exact(LANES);
-    let rest = chunks.remainder();
+    let tail = chunks.remainder();
     for a in chunks {
         sums.iter_mut().zip(a).for_each(|(s, &a)| *s += term(a));
     }
-    sums.iter_mut().zip(rest).for_each(|(s, &a)| *s += term(a));
+    if !tail.is_empty() {
+        sums = rest(sums, tail.iter().map(|&a| term(a)));
+    }
     fold(sums)
 }
 
@@ -34,11 +43,13 @@ pub fn sum<T: Real>(a: &[T], term: impl Fn(T) -> T) -> T {
 pub fn sum2<T: Real>(a: &[T], b: &[T], term: impl Fn(T, T) -> T) -> T {
     let mut sums = [T::zero(); LANES];
     let (aa, bb) = (a.chunks_exact(LANES), b[..a.len()].chunks_exact(LANES));
-    let rest = aa.remainder().iter().zip(bb.remainder());
+    let tail = aa.remainder().iter().zip(bb.remainder());
     for (a, b) in aa.zip(bb) {
         sums.iter_mut().zip(a.iter().zip(b)).for_each(|(s, (&a, &b))| *s += term(a, b));
     }
-    sums.iter_mut().zip(rest).for_each(|(s, (&a, &b))| *s += term(a, b));
+    if tail.len() > 0 {
+        sums = rest(sums, tail.map(|(&a, &b)| term(a, b)));
+    }
     fold(sums)
 }
 
@@ -48,11 +59,13 @@ pub fn sum3<T: Real>(a: &[T], b: &[T], c: &[T], term: impl Fn(T, T, T) -> T) -> 
     let mut sums = [T::zero(); LANES];
     let n = a.len();
     let (aa, bb, cc) = (a.chunks_exact(LANES), b[..n].chunks_exact(LANES), c[..n].chunks_exact(LANES));
-    let rest = aa.remainder().iter().zip(bb.remainder()).zip(cc.remainder());
+    let tail = aa.remainder().iter().zip(bb.remainder()).zip(cc.remainder());
     for ((a, b), c) in aa.zip(bb).zip(cc) {
         sums.iter_mut().zip(a.iter().zip(b).zip(c)).for_each(|(s, ((&a, &b), &c))| *s += term(a, b, c));
     }
-    sums.iter_mut().zip(rest).for_each(|(s, ((&a, &b), &c))| *s += term(a, b, c));
+    if tail.len() > 0 {
+        sums = rest(sums, tail.map(|((&a, &b), &c)| term(a, b, c)));
+    }
     fold(sums)
 }
 
