@@ -39,6 +39,7 @@ pub mod gated_norm;
 pub mod gemm;
 mod lanes;
 pub mod linear;
+pub mod packed_linear;
 pub mod registry;
 pub mod residual;
 pub mod rms_norm;

@@ -31,6 +31,7 @@ pub const OPS: &[OpInfo] = &[
     OpInfo { name: "experts", cases: crate::experts::cases, benches: crate::experts::benches },
     OpInfo { name: "swiglu", cases: crate::swiglu::cases, benches: crate::swiglu::benches },
     OpInfo { name: "concat", cases: crate::concat::cases, benches: crate::concat::benches },
+    OpInfo { name: "packed_linear", cases: crate::packed_linear::cases, benches: crate::packed_linear::benches },
     OpInfo { name: "cross_entropy", cases: crate::cross_entropy::cases, benches: crate::cross_entropy::benches },
 ];
 
