@@ -4,9 +4,10 @@
 mod small;
 
 use hymo_model::{HyMo, Options};
-use hymo_ops::check::rms_error;
+use hymo_ops::check::{Noise, rms_error};
 use hymo_tensor::Ctx;
 use small::{Reference, step, values};
+use std::collections::BTreeMap;
 
 /// The file's own numbers are rounded to f32 once: 6e-8 of each.
 fn close(what: &str, got: f64, want: f64, bound: f64) {
@@ -66,14 +67,48 @@ fn double_precision_agrees_to_the_files_rounding() {
     }
 }
 
-/// The gradient as one vector to 1e-5; single tensors to the bound beside each model. A document's first output is
-/// beta (q . k) v, which the gated norm divides by its own size, so where q . k is near 0 the rounding of q and k is
-/// amplified whoever computes: in f32 the oracle's token recurrence is off by 4.1e-5 on the same tensors of `hymo_silu`
-/// and by 1.2e-5 of `hymo_sigmoid`, PyTorch by up to 1.4e-5 (fixtures/README.md).
+/// In f32 the gradient as one vector agrees to 1e-5, and each tensor's to 1e-5 (4e-6 of the dense model) or to what f32 can
+/// give for these weights: [`conditioning`] is how far the *exact* gradient moves when every parameter moves by one
+/// rounding, and a pass rounds every activation several times a layer. `A_log` of the last prediction module of
+/// `hymo_silu` moves by up to 5e-5; a document's first output is beta (q . k) v, which the gated norm
+/// divides by its own size, so where q . k is near 0 any rounding before it is amplified (LOG.md, 2026-11-29).
 #[test]
 fn single_precision_agrees() {
-    for (name, tensor_bound) in [("hymo_sigmoid", 2e-5), ("hymo_silu", 6e-5), ("hymo_dense", 4e-6)] {
+    for (name, tensor_bound) in MODELS.into_iter().zip([1e-5, 1e-5, 4e-6]) {
         let (whole, errors) = run(name, false, 1e-6, 1e-5);
-        assert!(whole <= 1e-5 && errors[0].0 <= tensor_bound, "{name}: {whole:e} {:?}", &errors[..8]);
+        assert!(whole <= 1e-5, "{name}: {whole:e}");
+        let moved = conditioning(name);
+        for (error, tensor) in &errors {
+            let bound = f64::max(tensor_bound, 6. * moved[tensor]);
+            assert!(*error <= bound, "{name}: {tensor}: {error:e}, bound {bound:e}");
+        }
     }
+}
+
+/// By tensor, the largest change of its exact gradient when all parameters are multiplied by 1 + 3e-8 of noise (half a unit
+/// in the last place of f32, as deviation) over eight draws.
+fn conditioning(name: &str) -> BTreeMap<String, f64> {
+    let reference = Reference::load(name);
+    let (config, ctx) = (reference.config(), Ctx::cpu().oracle());
+    let (params, batch) = (reference.params(&ctx, &config), reference.batch(&config));
+    let grads = |seed: Option<u64>| {
+        let mut params = params.to_f64(&ctx).unwrap();
+        if let Some(mut noise) = seed.map(Noise::new) {
+            for flat in params.flats_mut() {
+                flat.flat_mut::<f64>().unwrap().iter_mut().for_each(|x| *x *= 1. + 3e-8 * noise.normal());
+            }
+        }
+        let got = step(&ctx, &config, &params, &batch, &Options::default());
+        let of = |name: &str| values(&params.grad_of(&got.grads, name).unwrap());
+        params.table().params().iter().map(|spec| (spec.name.clone(), of(&spec.name))).collect::<Vec<_>>()
+    };
+    let exact = grads(None);
+    let mut moved = BTreeMap::new();
+    for seed in 0..8 {
+        for ((name, grad), (_, want)) in grads(Some(seed)).into_iter().zip(&exact) {
+            let most: &mut f64 = moved.entry(name).or_default();
+            *most = most.max(rms_error(&grad, want));
+        }
+    }
+    moved
 }

@@ -161,7 +161,7 @@ fn a_bad_file_is_reported_whole() {
   model.mla.d_rope: found 31, expected an even number, as the numbers turn in pairs
   model.moe.top_k: found 3, expected at most model.moe.n_routed, 2
   model.moe.d_ff: found 0, expected a whole number from 1 to 1048576
-  model.moe.routed_scale: found nan, expected a number above 0, up to 100
+  model.moe.routed_scale: found nan, expected a number from 0.001 to 100
   model.mtp.loss_weights: found a list of 0, expected one weight for each of model.mtp.n_modules, 1";
     assert_eq!(found, expected);
 }
