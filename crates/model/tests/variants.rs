@@ -2,7 +2,7 @@
 
 mod small;
 
-use hymo_model::{Batch, Counts, HyMo, ModelConfig, Options, Params, State};
+use hymo_model::{Batch, Cost, CostOptions, Counts, HyMo, ModelConfig, Options, Params, State, presets};
 use hymo_ops::check::{Noise, rms_error};
 use hymo_tape::Tape;
 use hymo_tensor::Ctx;
@@ -163,5 +163,41 @@ fn gradients_match_differences() {
             let error = (slope - grad[i]).abs();
             assert!(error < 1e-5 * (scale + slope.abs()) + 1e-8, "{name}: {}: {slope} {}", spec.name, grad[i]);
         }
+    }
+}
+
+/// Bytes a token that the tensors of a forward pass hold until its backward pass, each buffer once.
+fn held(config: &ModelConfig, len: usize, checkpoint: Vec<usize>) -> f64 {
+    let ctx = Ctx::cpu();
+    let params = Params::init(&ctx, config, 1).unwrap();
+    let width = len + config.mtp.n_modules + 1;
+    let batch = packed(config, len, &[&[len - 5, width - len + 5], &[width]], 2);
+    let mut tape = Tape::training(&ctx, params.zero_grads(&ctx).unwrap());
+    let before = ctx.pool().stats().asked;
+    let options = Options { checkpoint, ..Options::default() };
+    let losses = HyMo::new(config).unwrap().loss(&mut tape, &params, &batch, &options).unwrap();
+    let held = ctx.pool().stats().asked - before;
+    drop(losses);
+    held as f64 / (2 * len) as f64
+}
+
+/// What `inspect` says a pass saves is what its tensors hold: no buffer forgotten, none counted twice.
+#[test]
+fn the_cost_of_saved_activations_is_what_is_saved() {
+    let nano = [("hymo-nano", presets::hymo_nano()), ("gpt-nano", presets::gpt_nano())];
+    for (name, config) in variants().into_iter().chain(nano) {
+        let len = 256;
+        let cost = Cost::new(&config, CostOptions { context: len, batch: 2 }).unwrap().activations;
+        let close = |what: &str, held: f64, said: u64| {
+            let ratio = held / said as f64;
+            assert!((ratio - 1.).abs() < 0.02, "{name}, {what}: {held} bytes a token held, {said} said");
+        };
+        close("plain", held(&config, len, vec![]), cost.per_token_f32);
+        // At the end of the forward pass: of each layer its input, of the rest everything.
+        let rest = cost.blocks.iter().filter(|b| ["head", "mtp module"].contains(&b.block));
+        let rest: u64 = rest.map(|b| 4 * b.count * (b.numbers + b.wide)).sum();
+        let inputs = 4 * (config.n_layers * config.d_model) as u64;
+        close("checkpointed", held(&config, len, (0..config.n_layers).collect()), inputs + rest);
+        assert!(cost.checkpointed_per_token_f32 >= inputs + rest);
     }
 }

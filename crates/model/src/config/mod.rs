@@ -7,13 +7,15 @@
 mod check;
 mod print;
 mod problems;
+mod read;
 mod relations;
 mod schema;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use check::nearest;
-pub use problems::{Problem, Problems};
+pub(crate) use problems::LONGEST;
+pub use problems::{Problem, Problems, one_line};
 pub use schema::{FIELDS, Field, Kind};
 
 use serde::{Deserialize, Serialize};
@@ -264,8 +266,8 @@ impl RunConfig {
     /// [`Error::Toml`] when the text is not TOML, else [`Error::Config`] with every problem there is: unknown, missing and
     /// wrongly typed fields, values out of range, and fields that contradict each other.
     pub fn from_toml(text: &str) -> Result<Self, Error> {
-        let tree: toml::Table = text.parse().map_err(|e: toml::de::Error| Error::Toml { message: e.to_string() })?;
-        Ok(check::check(tree)?)
+        let (tree, beyond) = read::read(text)?;
+        Ok(check::check(tree, beyond)?)
     }
 
     /// The whole configuration as TOML, defaults included, each line with its unit and range.
@@ -282,7 +284,7 @@ impl RunConfig {
         let tree = toml::Table::try_from(self).map_err(|e| {
             Problems::from(Problem::new("model", format!("a value that TOML cannot hold ({e})"), "sizes below 2^63"))
         })?;
-        check::check(tree).map(|_| ())
+        check::check(tree, read::Beyond::new()).map(|_| ())
     }
 }
 
