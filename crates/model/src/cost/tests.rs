@@ -151,8 +151,8 @@ mod any_size {
                     1 => max,
                     _ => min + (share * (max - min) as f64) as i64,
                 };
-                let section = FIELDS[at].section().split('.');
-                let table = section.fold(Some(&mut tree), |t, k| t?.get_mut(k)?.as_table_mut());
+                let mut section = FIELDS[at].section().split('.');
+                let table = section.try_fold(&mut tree, |t, k| t.get_mut(k).and_then(toml::Value::as_table_mut));
                 if let Some(old) = table.and_then(|t| t.get_mut(FIELDS[at].name())) {
                     *old = toml::Value::Integer(value);
                 }
