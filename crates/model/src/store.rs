@@ -54,6 +54,9 @@ impl ParamRef {
 
 /// All parameters of a model, and the buffers that go with them (router biases).
 ///
+/// They are f32, or f64 for the oracle; nothing here narrows them. A file may keep matrices in fewer bits one day, but not
+/// `A_log` and `dt_bias` (HAZARD 5).
+///
 /// Cloning shares the memory; writing ([`Params::flats_mut`]) needs the only handle, which is what is left when a
 /// step's tape is gone.
 #[derive(Debug, Clone)]

@@ -1,7 +1,8 @@
 //! Operations for one token. A multiplication with its addition counts as two.
 //!
 //! Every matrix is counted from the parameter table: forward once, backward twice (input and weight gradient). The delta
-//! rule is counted in the chunk form that is run (MATH 1.4 and 1.5), full tiles, with what its backward pass recomputes.
+//! rule is counted in the chunk form as MATH 1.4 and 1.5 write it, full tiles, with what its backward pass recomputes there;
+//! the operation takes fewer products (it saves the chunks' states and forms neither U nor the inverse in its backward).
 //! Attention is causal: a token sees `(T + 1) / 2` keys on average, whole sequences, no document ends; its backward is five
 //! products for the forward's two, 2.5 times.
 //!
