@@ -19,7 +19,7 @@ pub fn lanes<T: Real>(n: usize, term: impl Fn(usize) -> T) -> T {
 }
 
 /// Σ a b; `b` is at least as long as `a`.
-#[inline]
+#[inline(always)]
 pub fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     let b = &b[..a.len()];
     lanes(a.len(), |i| a[i] * b[i])

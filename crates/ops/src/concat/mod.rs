@@ -6,7 +6,7 @@
 use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{Tape, Var};
-use hymo_tensor::{Ctx, DType, Device, Error, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, DType, Device, Error, Real, Result, Tensor, each};
 
 const OP: &str = "concat";
 
@@ -27,7 +27,7 @@ fn side_by_side<T: Real>(ctx: &Ctx, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     const ROWS: usize = 64;
     let mut y = ctx.empty::<T>(a.shape().with_cols(a.cols() + b.cols()).dims())?;
     let (a, b) = (a.view::<T>()?, b.view::<T>()?);
-    par::each(y.view_mut::<T>()?.row_blocks(ROWS), |k, mut y| {
+    each!(y.view_mut::<T>()?.row_blocks(ROWS), |k, mut y| {
         for i in 0..y.rows() {
             let (left, right) = y.row_mut(i).split_at_mut(a.cols());
             left.copy_from_slice(a.row(k * ROWS + i));

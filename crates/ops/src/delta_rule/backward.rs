@@ -12,7 +12,7 @@ use super::{Dims, Saved, Upstream, Views, solve};
 use crate::gemm::local;
 use crate::lanes::dot;
 use hymo_tape::GradSlot;
-use hymo_tensor::{Ctx, Mat, MatMut, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, Mat, MatMut, Real, Result, Tensor, each};
 
 /// What a chunk's tokens hold between the passes: V' | dV' | W | e^b Q̂ | K̃.
 fn width(d: Dims) -> usize {
@@ -54,12 +54,12 @@ pub(super) fn backward<T: Real>(
         let mut blocks = work.view_mut::<T>()?.row_blocks(d.chunk);
         blocks.truncate(spans.len());
         let first = blocks.iter_mut().map(MatMut::reborrow).zip(&spans).collect();
-        par::each(first, |i, (work, s)| within(ctx, &x, d, *s, (d_o, h_in(i)), work));
+        each!(first, |i, (work, s)| within(ctx, &x, d, *s, (d_o, h_in(i)), work));
 
         let walk = by_head(blocks.iter_mut().map(MatMut::reborrow).zip(&spans), n);
         let heads = d_state.view_mut::<T>()?.row_blocks(d.d_k).into_iter();
         let d_out = d_outs.view_mut::<T>()?.split_rows(spans.len()).0.row_blocks(n);
-        par::each(heads.zip(walk).zip(d_out).collect(), |_, ((mut dh, chunks), mut d_out)| {
+        each!(heads.zip(walk).zip(d_out).collect(), |_, ((mut dh, chunks), mut d_out)| {
             for (i, (work, s)) in chunks.into_iter().enumerate().rev() {
                 store(d_out.row_mut(i), &dh);
                 across(&x, d, *s, d_o, work, &mut dh);
@@ -68,7 +68,7 @@ pub(super) fn backward<T: Real>(
 
         let d_out = d_outs.view::<T>()?;
         let outs = group_targets(&mut targets, d, tokens, spans.len());
-        par::each(outs.into_iter().zip(blocks).collect(), |i, (out, work)| {
+        each!(outs.into_iter().zip(blocks).collect(), |i, (out, work)| {
             let ends = [h_in(i), state(d_out.row(i), d)];
             gradients(ctx, &x, d, spans[i], d_o, ends, work.as_mat(), out);
         });
@@ -77,6 +77,7 @@ pub(super) fn backward<T: Real>(
     d_h0.give(ctx, d_state)
 }
 
+#[inline(always)]
 fn state<T>(row: &[T], d: Dims) -> Mat<'_, T> {
     Mat::new(row, d.d_k, d.d_v, d.d_v)
 }
@@ -130,6 +131,7 @@ fn group_targets<'a, T>(
 }
 
 /// First pass: V' = U - W H_in, Pᵀ dO in dV's place, W, e^b Q̂ and K̃.
+#[inline(always)]
 fn within<T: Real>(
     ctx: &Ctx,
     x: &Views<'_, T>,
@@ -161,11 +163,13 @@ fn within<T: Real>(
 }
 
 /// The rows and columns of `m` [B T, H V] that are the chunk's.
+#[inline(always)]
 fn head<'a, T>(m: Mat<'a, T>, d: Dims, s: Span) -> Mat<'a, T> {
     m.rows_at(s.row(d, 0), s.n).cols_at(s.h * d.d_v, d.d_v)
 }
 
 /// Second pass, from the chunk's end to its beginning: dV' += K̃ dH, then dH = e^{b_C} dH + (e^b Q̂)ᵀ dO - Wᵀ dV'.
+#[inline(always)]
 fn across<T: Real>(x: &Views<'_, T>, d: Dims, s: Span, d_o: Mat<'_, T>, work: MatMut<'_, T>, dh: &mut MatMut<'_, T>) {
     let (mut d_v, more) = work.split_rows(s.n).0.split_cols(d.d_v).1.split_cols(d.d_v);
     let more = more.as_mat();
@@ -179,6 +183,7 @@ fn across<T: Real>(x: &Views<'_, T>, d: Dims, s: Span, d_o: Mat<'_, T>, work: Ma
 /// Third pass: all gradients of one chunk.
 // tidy: long, the chain of one chunk's products reads best in one piece
 #[allow(clippy::too_many_arguments)] // one chunk's operands; a struct would only name them twice
+#[inline(always)]
 fn gradients<T: Real>(
     ctx: &Ctx,
     x: &Views<'_, T>,
@@ -279,6 +284,7 @@ fn gradients<T: Real>(
 /// dg_t: the gradient through every decay that token t's gate is a factor of. Pairs i >= t > j of the chunk (E), from the
 /// carried state to i >= t, from j < t to the chunk's end, from end to end. MATH 1.5's reverse sum of row sums less
 /// column sums is the same in exact arithmetic, but there the pairs on one side of t cancel only up to rounding.
+#[inline(always)]
 fn decay_gradient<T: Real>(
     e: Mat<'_, T>,
     inner: &[T],
@@ -299,6 +305,7 @@ fn decay_gradient<T: Real>(
     }
 }
 
+#[inline(always)]
 fn put<T: Real>(to: &mut [T], values: impl IntoIterator<Item = T>, add: bool) {
     for (to, value) in to.iter_mut().zip(values) {
         *to = if add { *to + value } else { value };

@@ -2,6 +2,7 @@
 
 use super::cpu::unit;
 use super::{Dims, Views, solve};
+use crate::exp::exp_real;
 use crate::gemm::local;
 use hymo_tensor::{Ctx, MatMut, Real, Tensor};
 
@@ -11,8 +12,9 @@ const FLOOR: f64 = -1000.;
 
 /// e^x for x <= 0, zero where it is below `share` of the type's exponent range. Numbers near that range's end are a
 /// hundred times slower to multiply, and a head that forgets fast is full of them.
+#[inline(always)]
 fn exp<T: Real>(x: f64, share: f64) -> T {
-    if x < share * T::min_positive_value().f64().ln() { T::zero() } else { T::of(x).exp() }
+    if x < share * T::min_positive_value().f64().ln() { T::zero() } else { exp_real(T::of(x)) }
 }
 
 /// Between tokens of a chunk: two of these are multiplied with each other (e^-43 in `f32`).
@@ -35,22 +37,26 @@ pub(super) struct Span {
 
 impl Span {
     /// Row of the batch's matrices that holds token `i` of the chunk.
+    #[inline(always)]
     pub fn row(&self, d: Dims, i: usize) -> usize {
         self.b * d.len + self.from + i
     }
 
     /// First token of the chunk that is of token `i`'s document.
+    #[inline(always)]
     fn first<T>(&self, x: &Views<'_, T>, i: usize) -> usize {
         x.docs.start(self.b, self.from + i).saturating_sub(self.from)
     }
 
     /// Whether token `i` is of the document that the state carried into the chunk belongs to.
+    #[inline(always)]
     fn carried<T>(&self, x: &Views<'_, T>, i: usize) -> bool {
         let t = self.from + i;
         x.docs.start(self.b, t) < self.from || x.docs.carried(self.b, t)
     }
 
     /// b: the sums of the log decays up to each token. In f64, since only differences of them are used.
+    #[inline(always)]
     fn sums<T: Real>(&self, x: &Views<'_, T>, d: Dims) -> Vec<f64> {
         let mut sum = 0.;
         let clip = |g: f64| if g < FLOOR { FLOOR } else { g }; // a NaN stays one
@@ -62,7 +68,9 @@ impl Span {
     }
 
     /// What is left of the carried state after the chunk: e^{b_C}, or zero past a document's end.
+    #[inline(always)]
     pub fn keep<T: Real>(&self, x: &Views<'_, T>, d: Dims) -> T {
+        // The library's exponential: what is left may be a denormal number, and is all there is.
         let last = self.sums(x, d)[self.n - 1];
         if self.carried(x, self.n - 1) { T::of(last).exp() } else { T::zero() }
     }
@@ -74,11 +82,13 @@ pub(super) fn scratch<T: Real>(ctx: &Ctx, len: usize) -> Tensor {
 }
 
 /// The next rows x cols elements of `rest`.
+#[inline(always)]
 pub(super) fn carve<'a, T>(rest: &mut &'a mut [T], rows: usize, cols: usize) -> MatMut<'a, T> {
     MatMut::new(carve_slice(rest, rows * cols), rows, cols, cols)
 }
 
 /// The next `n` elements of `rest`.
+#[inline(always)]
 pub(super) fn carve_slice<'a, T>(rest: &mut &'a mut [T], n: usize) -> &'a mut [T] {
     let (mine, left) = std::mem::take(rest).split_at_mut(n);
     *rest = left;
@@ -111,6 +121,7 @@ impl<'a, T: Real> Local<'a, T> {
         2 * n * d.d_k + 2 * n + 4 * n * n + 3 * n
     }
 
+    #[inline(always)]
     pub fn new(x: &Views<'_, T>, d: Dims, s: Span, rest: &mut &'a mut [T]) -> Self {
         let n = s.n;
         let mut l = Local {
@@ -145,6 +156,7 @@ impl<'a, T: Real> Local<'a, T> {
 
     /// Γ and the two edges. Every exponent is a difference of f64 sums and never positive. Between blocks of rows
     /// e^{b_i - b_j} is the product of the decays to and from the block's first token: fewer exponentials, same sign.
+    #[inline(always)]
     fn decays(&mut self, x: &Views<'_, T>, d: Dims, s: Span) {
         let (n, b) = (s.n, s.sums(x, d));
         let e = |from: f64, to: f64| exp::<T>(to - from, INSIDE);
@@ -171,6 +183,7 @@ impl<'a, T: Real> Local<'a, T> {
     }
 
     /// U | W = (I + A)⁻¹ [diag(β) V | diag(β e^b) K] into `uw` [n, V + K].
+    #[inline(always)]
     pub fn solve(&self, x: &Views<'_, T>, d: Dims, s: Span, mut uw: MatMut<'_, T>, scratch: &mut [T]) {
         for i in 0..s.n {
             let (u, w) = uw.row_mut(i).split_at_mut(d.d_v);

@@ -8,7 +8,7 @@ use super::chunk::{Local, Span, by_head, carve_slice, scratch, spans, tiles};
 use super::cpu::start;
 use super::{Dims, Inputs, Views, solve};
 use crate::gemm::local;
-use hymo_tensor::{Ctx, MatMut, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, MatMut, Real, Result, Tensor, each};
 
 /// o, the final state and, when wanted, the state before every chunk.
 pub(super) fn forward<T: Real>(
@@ -29,7 +29,7 @@ pub(super) fn forward<T: Real>(
         let mut outs = tiles(o.view_mut::<T>()?, d, tokens, d.d_v);
         let mut blocks: Vec<_> = work.view_mut::<T>()?.row_blocks(d.chunk).into_iter().zip(&spans).collect();
         let first = blocks.iter_mut().map(|(w, s)| (w.reborrow(), **s)).zip(outs.iter_mut().map(MatMut::reborrow));
-        par::each(first.collect(), |_, ((work, s), o)| within(ctx, &x, d, s, work, o));
+        each!(first.collect(), |_, ((work, s), o)| within(ctx, &x, d, s, work, o));
 
         let n = chunks_in(tokens, d);
         let chunks = by_head(blocks.into_iter().zip(outs), n);
@@ -38,7 +38,7 @@ pub(super) fn forward<T: Real>(
             None => chunks.iter().map(|_| None).collect::<Vec<_>>(),
         };
         let heads = state.view_mut::<T>()?.row_blocks(d.d_k).into_iter();
-        par::each(heads.zip(chunks).zip(keeps).collect(), |_, ((mut h, chunks), mut keep)| {
+        each!(heads.zip(chunks).zip(keeps).collect(), |_, ((mut h, chunks), mut keep)| {
             for (i, ((work, s), o)) in chunks.into_iter().enumerate() {
                 if let Some(keep) = &mut keep {
                     store(keep.row_mut(i), &h);
@@ -62,6 +62,7 @@ fn group_states<T>(m: MatMut<'_, T>, d: Dims, c: usize, n: usize) -> Vec<MatMut<
 }
 
 /// First pass: U | W | Q' | K̃ into `work`, P U into `o`.
+#[inline(always)]
 fn within<T: Real>(ctx: &Ctx, x: &Views<'_, T>, d: Dims, s: Span, work: MatMut<'_, T>, o: MatMut<'_, T>) {
     let n = s.n;
     let width = d.d_v + d.d_k;
@@ -81,6 +82,7 @@ fn within<T: Real>(ctx: &Ctx, x: &Views<'_, T>, d: Dims, s: Span, work: MatMut<'
 }
 
 /// Second pass: the chunk's output from the state, then the state after it.
+#[inline(always)]
 fn across<T: Real>(x: &Views<'_, T>, d: Dims, s: Span, work: MatMut<'_, T>, o: MatMut<'_, T>, h: &mut MatMut<'_, T>) {
     let (mut u, rest) = work.split_rows(s.n).0.split_cols(d.d_v);
     let rest = rest.as_mat();
@@ -92,11 +94,13 @@ fn across<T: Real>(x: &Views<'_, T>, d: Dims, s: Span, work: MatMut<'_, T>, o: M
 }
 
 /// A copy of a state in one row.
+#[inline(always)]
 pub(super) fn store<T: Real>(to: &mut [T], h: &MatMut<'_, T>) {
     to.chunks_mut(h.cols()).enumerate().for_each(|(i, to)| to.copy_from_slice(h.row(i)));
 }
 
 /// H ← e H.
+#[inline(always)]
 pub(super) fn decay<T: Real>(h: &mut MatMut<'_, T>, e: T) {
     for i in 0..h.rows() {
         h.row_mut(i).iter_mut().for_each(|h| *h *= e);

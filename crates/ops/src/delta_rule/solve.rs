@@ -15,6 +15,7 @@ pub(super) fn scratch(width: usize) -> usize {
 }
 
 /// X ← (I + A)⁻¹ X. `trim` may clear what is negligible in a solved row before later rows are made from it.
+#[inline(always)]
 pub(super) fn lower<T: Real>(
     a: Mat<'_, T>,
     mut x: MatMut<'_, T>,
@@ -35,6 +36,7 @@ pub(super) fn lower<T: Real>(
 }
 
 /// X ← (I + A)⁻ᵀ X.
+#[inline(always)]
 pub(super) fn lower_transposed<T: Real>(a: Mat<'_, T>, mut x: MatMut<'_, T>, scratch: &mut [T]) {
     let n = x.rows();
     for from in (0..n).step_by(BLOCK).rev() {
@@ -48,6 +50,7 @@ pub(super) fn lower_transposed<T: Real>(a: Mat<'_, T>, mut x: MatMut<'_, T>, scr
     }
 }
 
+#[inline(always)]
 fn copy<'a, T: Real>(x: &MatMut<'_, T>, scratch: &'a mut [T]) -> Mat<'a, T> {
     let width = x.cols();
     for i in 0..x.rows() {
@@ -57,6 +60,7 @@ fn copy<'a, T: Real>(x: &MatMut<'_, T>, scratch: &'a mut [T]) -> Mat<'a, T> {
 }
 
 /// The inverse of the diagonal block of `m` rows at `from`: T_ii = 1, T_i = -Σ_{j<i} A_ij T_j.
+#[inline(always)]
 fn invert<T: Real>(a: Mat<'_, T>, from: usize, m: usize) -> [T; BLOCK * BLOCK] {
     let mut t = [T::zero(); BLOCK * BLOCK];
     for i in 0..m {

@@ -6,7 +6,7 @@
 use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{Tape, Var};
-use hymo_tensor::{Ctx, DType, Device, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, DType, Device, Real, Result, Tensor, each};
 
 const OP: &str = "residual";
 
@@ -24,7 +24,7 @@ fn add<T: Real>(ctx: &Ctx, x: &Tensor, branch: &Tensor) -> Result<Tensor> {
     const ROWS: usize = 64;
     let mut y = ctx.empty::<T>(x.dims())?;
     let (a, b) = (x.view::<T>()?, branch.view::<T>()?);
-    par::each(y.view_mut::<T>()?.row_blocks(ROWS), |k, mut y| {
+    each!(y.view_mut::<T>()?.row_blocks(ROWS), |k, mut y| {
         for i in 0..y.rows() {
             let terms = a.row(k * ROWS + i).iter().zip(b.row(k * ROWS + i));
             y.row_mut(i).iter_mut().zip(terms).for_each(|(y, (&a, &b))| *y = a + b);

@@ -3,7 +3,7 @@
 
 use crate::act::{sigmoid, silu, silu_grad};
 use hymo_tape::GradSlot;
-use hymo_tensor::{Ctx, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, Real, Result, Tensor, each};
 
 pub(super) fn oracle<T: Real>(ctx: &Ctx, ab: &Tensor) -> Result<Tensor> {
     let f = ab.cols() / 2;
@@ -39,7 +39,7 @@ const ROWS: usize = 64;
 pub(super) fn forward(ctx: &Ctx, ab: &Tensor) -> Result<Tensor> {
     let mut h = ctx.empty::<f32>(ab.shape().with_cols(ab.cols() / 2).dims())?;
     let ab = ab.view::<f32>()?;
-    par::each(h.view_mut::<f32>()?.row_blocks(ROWS), |block, mut h| {
+    each!(h.view_mut::<f32>()?.row_blocks(ROWS), |block, mut h| {
         for i in 0..h.rows() {
             gated(h.row_mut(i), ab.row(block * ROWS + i), 1.);
         }
@@ -50,7 +50,7 @@ pub(super) fn forward(ctx: &Ctx, ab: &Tensor) -> Result<Tensor> {
 pub(super) fn backward(ctx: &Ctx, ab: &Tensor, d_h: &Tensor, d_ab: &mut GradSlot<'_>) -> Result<()> {
     let (ab, dh) = (ab.view::<f32>()?, d_h.view::<f32>()?);
     let Some((out, add)) = d_ab.target::<f32>(ctx)? else { return Ok(()) };
-    par::each(out.row_blocks(ROWS), |block, mut out| {
+    each!(out.row_blocks(ROWS), |block, mut out| {
         for i in 0..out.rows() {
             let row = block * ROWS + i;
             row_gradient(out.row_mut(i), ab.row(row), dh.row(row), add);
