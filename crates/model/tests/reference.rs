@@ -67,19 +67,19 @@ fn double_precision_agrees_to_the_files_rounding() {
     }
 }
 
-/// In f32 the gradient as one vector agrees to 1e-5, and each tensor's to 1e-5 (4e-6 of the dense model) or to what f32 can
-/// give for these weights: [`conditioning`] is how far the *exact* gradient moves when every parameter moves by one
-/// rounding, and a pass rounds every activation several times a layer. `A_log` of the last prediction module of
-/// `hymo_silu` moves by up to 5e-5; a document's first output is beta (q . k) v, which the gated norm
-/// divides by its own size, so where q . k is near 0 any rounding before it is amplified (LOG.md, 2026-11-29).
+/// In f32 the gradient as one vector agrees to 1e-5, and each tensor's to 1e-5 or to what f32 can give for these weights:
+/// [`conditioning`] is how far the *exact* gradient moves when every parameter moves by one rounding, and a pass rounds
+/// every activation several times a layer. `A_log` of the last prediction module of `hymo_silu` moves by up to 5e-5; a
+/// document's first output is beta (q . k) v, which the gated norm divides by its own size, so where q . k is near 0 any
+/// rounding before it is amplified (LOG.md, 2026-11-29).
 #[test]
 fn single_precision_agrees() {
-    for (name, tensor_bound) in MODELS.into_iter().zip([1e-5, 1e-5, 4e-6]) {
+    for name in MODELS {
         let (whole, errors) = run(name, false, 1e-6, 1e-5);
         assert!(whole <= 1e-5, "{name}: {whole:e}");
         let moved = conditioning(name);
         for (error, tensor) in &errors {
-            let bound = f64::max(tensor_bound, 6. * moved[tensor]);
+            let bound = f64::max(1e-5, 6. * moved[tensor]);
             assert!(*error <= bound, "{name}: {tensor}: {error:e}, bound {bound:e}");
         }
     }
