@@ -8,7 +8,7 @@ use super::window::Window;
 use super::{Args, Saved};
 use crate::exp::exp;
 use crate::gemm::local;
-use crate::lanes::{dot, lanes};
+use crate::lanes::{self, dot};
 use hymo_tape::GradSlot;
 use hymo_tensor::{Ctx, Mat, MatMut, Result, Tensor, each};
 use std::ops::Range;
@@ -141,7 +141,7 @@ fn online(s: &mut [f32], seen: Range<usize>, max: &mut f32, sum: &mut f32) -> f3
     let new = highest(s).max(*max);
     exponentials(s, new);
     let shrink = exp(*max - new);
-    *sum = *sum * shrink + lanes(s.len(), |i| s[i]);
+    *sum = *sum * shrink + lanes::sum(s, |s| s);
     *max = new;
     shrink
 }

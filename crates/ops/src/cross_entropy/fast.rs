@@ -10,7 +10,7 @@
 use super::{Head, Sinks, Token};
 use crate::exp::exp;
 use crate::gemm;
-use crate::lanes::lanes;
+use crate::lanes;
 use hymo_tensor::{Ctx, Result, each};
 
 /// Logits of a chunk, at most (32 MiB), unless 128 rows have more.
@@ -77,9 +77,9 @@ fn softmax(l: &mut [f32], y: usize, head: &Head<'_>, want_grad: bool) -> Token {
         // f32 within a block, f64 across: the error does not grow with the vocabulary.
         sum += f64::from(if keep {
             l.iter_mut().for_each(|l| *l = exp(*l - max));
-            lanes(l.len(), |i| l[i])
+            lanes::sum(l, |l| l)
         } else {
-            lanes(l.len(), |i| exp(l[i] - max))
+            lanes::sum(l, |l| exp(l - max))
         });
     }
     let lse = f64::from(max) + sum.ln();

@@ -1,4 +1,4 @@
-//! Solves with I + A, A strictly lower triangular: what makes V' and W of a chunk (MATH 1.4) without forming the inverse
+//! Solves with I + A, A strictly lower triangular: what makes V' of a chunk (MATH 1.4) without forming the inverse
 //! T = (I + A)⁻¹. Blocks of 16 rows: inside a block the inverse by forward substitution, between blocks products.
 //!
 //! Against T by substitution and two products with it, this does about half the multiplications and saves nothing.
@@ -14,14 +14,9 @@ pub(super) fn scratch(width: usize) -> usize {
     BLOCK * width
 }
 
-/// X ← (I + A)⁻¹ X. `trim` may clear what is negligible in a solved row before later rows are made from it.
+/// X ← (I + A)⁻¹ X.
 #[inline(always)]
-pub(super) fn lower<T: Real>(
-    a: Mat<'_, T>,
-    mut x: MatMut<'_, T>,
-    scratch: &mut [T],
-    mut trim: impl FnMut(usize, &mut [T]),
-) {
+pub(super) fn lower<T: Real>(a: Mat<'_, T>, mut x: MatMut<'_, T>, scratch: &mut [T]) {
     let n = x.rows();
     for from in (0..n).step_by(BLOCK) {
         let m = BLOCK.min(n - from);
@@ -30,8 +25,7 @@ pub(super) fn lower<T: Real>(
         local::nn(mine.reborrow(), a.rows_at(from, m).cols_at(0, from), above.as_mat(), -T::one(), true);
         let inverse = invert(a, from, m);
         let rhs = copy(&mine, scratch);
-        local::nn(mine.reborrow(), Mat::new(&inverse, m, m, BLOCK), rhs, T::one(), false);
-        (0..m).for_each(|i| trim(from + i, mine.row_mut(i)));
+        local::nn(mine, Mat::new(&inverse, m, m, BLOCK), rhs, T::one(), false);
     }
 }
 

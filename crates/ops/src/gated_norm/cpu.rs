@@ -2,7 +2,7 @@
 #![allow(clippy::needless_range_loop)] // oracles index as the formulas do
 
 use super::{Args, Saved};
-use crate::lanes::{dot, lanes};
+use crate::lanes::dot;
 use hymo_tape::GradSlot;
 use hymo_tensor::{Ctx, MatMut, Real, Result, Tensor, each};
 
@@ -119,7 +119,7 @@ impl Head<'_> {
     #[inline(always)]
     fn norm(&self, d_n: &mut [f32]) {
         let (o, r) = (self.o, self.r);
-        let mean = r * lanes(o.len(), |i| d_n[i] * o[i]) / o.len() as f32;
+        let mean = r * dot(o, d_n) / o.len() as f32;
         d_n.iter_mut().zip(o).for_each(|(d, &o)| *d = r * (*d - o * r * mean));
     }
 }

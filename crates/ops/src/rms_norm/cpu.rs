@@ -2,7 +2,7 @@
 #![allow(clippy::needless_range_loop)] // oracles index as the formulas do
 
 use super::{Args, Saved};
-use crate::lanes::{dot, lanes};
+use crate::lanes::{dot, sum3};
 use hymo_tape::GradSlot;
 use hymo_tensor::{Ctx, MatMut, Real, Result, Tensor, each};
 
@@ -130,6 +130,5 @@ fn row_gradient(dx: &mut [f32], g: &[f32], x: &[f32], w: &[f32], (shift, r, mean
 /// Σ g (shift + w) x.
 #[inline(always)]
 fn dot3(g: &[f32], x: &[f32], w: &[f32], shift: f32) -> f32 {
-    let (x, w) = (&x[..g.len()], &w[..g.len()]);
-    lanes(g.len(), |i| g[i] * (shift + w[i]) * x[i])
+    sum3(g, w, x, |g, w, x| g * (shift + w) * x)
 }
