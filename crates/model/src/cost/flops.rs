@@ -2,7 +2,7 @@
 //!
 //! Every matrix is counted from the parameter table: forward once, backward twice (input and weight gradient). The delta
 //! rule is counted in the chunk form as MATH 1.4 and 1.5 write it, full tiles, with what its backward pass recomputes there;
-//! the operation takes fewer products (it saves the chunks' states and forms neither U nor the inverse in its backward).
+//! the operation takes fewer products (it saves the chunks' states and forms neither U, W nor the inverse in its backward).
 //! Attention is causal: a token sees `(T + 1) / 2` keys on average, whole sequences, no document ends; its backward is five
 //! products for the forward's two, 2.5 times.
 //!
