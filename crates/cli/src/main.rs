@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Train, inspect and serve hybrid language models.
+/// Inspect hybrid language models, check this machine's arithmetic, and time it.
 #[derive(Parser)]
 #[command(name = "hymo", version = version(), max_term_width = 120, arg_required_else_help = true)]
 #[command(
@@ -25,7 +25,8 @@ struct Hymo {
 
 fn main() -> ExitCode {
     let hymo = Hymo::parse();
-    let mut out = io::BufWriter::new(io::stdout().lock());
+    let stdout = exit::Named { name: "standard output", to: io::stdout().lock() };
+    let mut out = io::BufWriter::new(stdout);
     let done = hymo.command.run(&mut out).and_then(|()| Ok(out.flush()?));
     exit::code(done, &mut io::stderr())
 }

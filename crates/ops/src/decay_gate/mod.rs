@@ -157,6 +157,25 @@ mod tests {
         }
     }
 
+    /// β = σ(b), and 2 σ(b) with negative eigenvalues: by value, as 1.5 σ(b) would have right gradients too.
+    #[test]
+    fn beta_by_value() {
+        let b = [-3f64, -0.5, 0., 1., 4.];
+        let ab: Vec<f32> = b.iter().flat_map(|&b| [0.3, b as f32]).collect();
+        for ctx in [Ctx::cpu(), Ctx::cpu().oracle()] {
+            let ab = Tensor::from_slice(&ctx, &[5, 2], &ab).unwrap();
+            let h = ctx.zeros::<f32>(&[1]).unwrap();
+            for (allow_neg_eigval, range) in [(false, 1.), (true, 2.)] {
+                let inputs = Inputs { ab: &ab, a_log: &h, dt_bias: &h };
+                let [_, beta] = forward(&ctx, inputs, Args { allow_neg_eigval }).unwrap();
+                for (got, b) in values(&beta).unwrap().iter().zip(b) {
+                    let want = range / (1. + (-b).exp());
+                    assert!((got - want).abs() < 3e-7, "{allow_neg_eigval}, {b}: {got} {want}");
+                }
+            }
+        }
+    }
+
     /// a and b as columns of a wider projection, and only one of the two outputs used.
     #[test]
     fn strided_input_and_one_output() {

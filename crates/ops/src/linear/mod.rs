@@ -57,7 +57,8 @@ fn products<T: Real>(
     let (x, w) = (x.view::<T>()?, w.view::<T>()?);
     let mut row = 0;
     for (width, d_y) in parts {
-        if let Some(d_y) = d_y {
+        // A part of no columns (no rotary numbers, say) has nothing to add, and a matrix of no rows for a view.
+        if let Some(d_y) = d_y.as_ref().filter(|_| *width > 0) {
             let d_y = d_y.view::<T>()?;
             if let Some((d_x, add)) = d_x.target::<T>(ctx)? {
                 gemm::nn(ctx, d_x, d_y, w.rows_at(row, *width), add);
@@ -133,6 +134,21 @@ mod tests {
         let (x, w) = (Var::constant(ctx.zeros::<f32>(&[2, 4]).unwrap()), Var::constant(w));
         let err = apply_split(&mut Tape::off(&ctx), &x, &w, [2, 2]).unwrap_err().to_string();
         assert_eq!(err, "linear: widths is [2, 2], want a sum of 5");
+    }
+
+    /// A part of no columns, as of attention without rotary numbers: used, and of no effect.
+    #[test]
+    fn parts_may_be_empty() {
+        for widths in [[0, 7, 0], [3, 0, 4]] {
+            let mut noise = Noise::new(9);
+            Case::new("linear, empty parts", &["y0", "y1", "y2"])
+                .leaf("x", &[5, 4], noise.normals(20))
+                .param("w", &[7, 4], noise.normals(28))
+                .apply(move |tape, v| Ok(apply_split(tape, &v[0], &v[1], widths)?.into()))
+                .check(&Ctx::cpu())
+                .unwrap()
+                .assert();
+        }
     }
 
     /// Only one of two parts is used: the other counts as zero.
