@@ -1,6 +1,7 @@
 //! HyMo's own chores. `cargo xtask ci` is everything a change must pass, `cargo xtask tidy` the part that reads text.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A command line prints.
 
+mod bench;
 mod ci;
 mod readme;
 mod tidy;
@@ -35,6 +36,11 @@ enum Command {
         #[arg(long)]
         list: bool,
     },
+    /// Time HyMo on this machine, PyTorch beside it on request, and keep the raw results in bench/results
+    #[command(after_help = "Examples:
+  cargo xtask bench
+  cargo xtask bench train --peer")]
+    Bench(bench::Args),
     /// Build the crates that must run in a browser for wasm32-unknown-unknown
     Wasm {
         /// Use Debian's rustc 1.85 even where rustup has the target: it is also our minimum Rust version
@@ -49,6 +55,7 @@ fn main() -> ExitCode {
         Command::Tidy { checks } => tidy::run(&root, &checks),
         Command::Ci { list: true, .. } => ci::list().map(|()| true),
         Command::Ci { stages, .. } => ci::run(&root, &stages),
+        Command::Bench(args) => bench::run(&root, &args).map(|()| true),
         Command::Wasm { debian } => wasm::run(&root, debian).map(|()| true),
     });
     match done {

@@ -29,6 +29,34 @@ pub fn code(done: anyhow::Result<()>, err: &mut dyn Write) -> ExitCode {
     if error.chain().any(|e| e.is::<Usage>()) { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
 
+/// A writer whose errors say what could not be written.
+#[derive(Debug)]
+pub struct Named<W> {
+    /// What it is, for a message.
+    pub name: &'static str,
+    /// Where it writes.
+    pub to: W,
+}
+
+impl<W> Named<W> {
+    fn named<T>(&self, done: io::Result<T>) -> io::Result<T> {
+        // The kind stays: a closed pipe is still known for one.
+        done.map_err(|e| io::Error::new(e.kind(), format!("{} cannot be written: {e}", self.name)))
+    }
+}
+
+impl<W: Write> Write for Named<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let done = self.to.write(bytes);
+        self.named(done)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let done = self.to.flush();
+        self.named(done)
+    }
+}
+
 /// An error of the data crate; what only the caller can put right is wrong usage.
 pub fn data_error(error: hymo_data::Error) -> anyhow::Error {
     use hymo_data::Error;

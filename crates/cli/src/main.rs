@@ -6,13 +6,14 @@
 mod commands;
 mod exit;
 mod progress;
+mod source;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Train, inspect and serve hybrid language models.
+/// Inspect hybrid language models, check this machine's arithmetic, and time it.
 #[derive(Parser)]
 #[command(name = "hymo", version = version(), max_term_width = 120, arg_required_else_help = true)]
 #[command(
@@ -25,14 +26,20 @@ struct Hymo {
 
 fn main() -> ExitCode {
     let hymo = Hymo::parse();
-    let mut out = io::BufWriter::new(io::stdout().lock());
+    let stdout = exit::Named { name: "standard output", to: io::stdout().lock() };
+    let mut out = io::BufWriter::new(stdout);
     let done = hymo.command.run(&mut out).and_then(|()| Ok(out.flush()?));
     exit::code(done, &mut io::stderr())
 }
 
 /// Version, commit and features.
 fn version() -> &'static str {
-    const FEATURES: &str = if cfg!(feature = "rayon") { "rayon" } else { "none" };
+    const FEATURES: &str = match (cfg!(feature = "rayon"), cfg!(feature = "avx512")) {
+        (true, true) => "rayon, avx512",
+        (true, false) => "rayon",
+        (false, true) => "avx512",
+        (false, false) => "none",
+    };
     const VERSION: &str = env!("CARGO_PKG_VERSION");
     const COMMIT: &str = env!("HYMO_COMMIT");
     // Made once, printed once.

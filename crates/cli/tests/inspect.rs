@@ -110,7 +110,8 @@ fn wrong_flags_are_wrong_usage() {
 fn version_and_help() {
     let version = stdout(&["--version"]);
     assert!(version.starts_with(concat!("hymo ", env!("CARGO_PKG_VERSION"), " (commit ")), "{version}");
-    assert!(version.contains(", features: rayon)"), "{version}");
+    let features = if cfg!(feature = "avx512") { ", features: rayon, avx512)" } else { ", features: rayon)" };
+    assert!(version.contains(features), "{version}");
     assert!(stdout(&["--help"]).contains("Example: hymo inspect hymo-434m"));
     assert!(stdout(&["inspect", "--help"]).contains("hymo inspect configs/hymo-nano.toml --json"));
 }
@@ -125,4 +126,112 @@ fn a_closed_pipe_ends_the_command_quietly() {
         let out = child.wait_with_output().unwrap();
         assert_eq!((out.status.code(), String::from_utf8_lossy(&out.stderr).as_ref()), (Some(0), ""), "{flag}");
     }
+}
+
+#[test]
+fn numbers_outside_their_range_are_answered_with_it() {
+    for (flag, value) in [("--context", "-1"), ("--batch", "-3"), ("--context", "4294967296"), ("--batch", "0")] {
+        let said = refused(&["inspect", "hymo-nano", flag, value]);
+        assert!(said.contains(&format!("{value} is not in 1..=4294967295")), "{said}");
+    }
+    let said = stdout(&["inspect", "hymo-nano", "--context", "4294967295", "--batch", "4294967295"]);
+    assert!(said.contains("> 16777216.00 TiB"), "{said}");
+}
+
+#[test]
+fn a_preset_mistaken_for_a_file_or_written_large_is_found() {
+    let said = refused(&["inspect", "hymo-434m.toml"]);
+    assert!(said.contains("hymo-434m.toml: no such file; did you mean the preset \"hymo-434m\"?"), "{said}");
+    let said = refused(&["inspect", "HYMO-434M"]);
+    assert!(said.contains("did you mean \"hymo-434m\"?"), "{said}");
+}
+
+/// What is read is bounded, and nothing that might never end is opened.
+#[test]
+fn files_too_long_are_refused() {
+    let longest = file("long.toml", &vec![b'#'; 1 << 20]);
+    assert!(refused(&["inspect", longest.to_str().unwrap()]).contains("1 problem in the configuration"));
+    let longer = file("longer.toml", &vec![b'#'; (1 << 20) + 1]);
+    assert!(refused(&["inspect", longer.to_str().unwrap()]).contains("more than 1 MiB: not a configuration file"));
+}
+
+#[cfg(unix)]
+#[test]
+fn devices_and_pipes_are_not_read() {
+    assert!(refused(&["inspect", "/dev/zero"]).contains("/dev/zero: not a regular file"));
+    let fifo = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fifo.toml");
+    let _ = std::fs::remove_file(&fifo);
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    assert!(refused(&["inspect", fifo.to_str().unwrap()]).contains("fifo.toml: not a regular file"));
+}
+
+/// Standard input may be a pipe, and is bounded like a file.
+#[cfg(target_os = "linux")]
+#[test]
+fn standard_input_may_be_a_pipe() {
+    use std::io::Write;
+    let ask = |text: &[u8]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hymo"));
+        command.args(["inspect", "/dev/stdin"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // It may stop reading before the end.
+        let _ = child.stdin.take().unwrap().write_all(text);
+        child.wait_with_output().unwrap()
+    };
+    let printed = stdout(&["inspect", "hymo-nano", "--print-config"]);
+    let out = ask(printed.as_bytes());
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    let out = ask(&vec![b'#'; 8 << 20]);
+    assert!(out.status.code() == Some(2) && String::from_utf8_lossy(&out.stderr).contains("more than 1 MiB"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn paths_are_bytes() {
+    use std::os::unix::ffi::OsStrExt;
+    let name = std::ffi::OsStr::from_bytes(b"latin-\xe9.toml");
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, stdout(&["inspect", "hymo-nano", "--print-config"])).unwrap();
+    for flag in ["--json", "--batch=1"] {
+        let out = Command::new(env!("CARGO_BIN_EXE_hymo")).arg("inspect").arg(&path).arg(flag).output().unwrap();
+        assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    }
+}
+
+/// What a file or a name holds reaches the terminal without its control characters.
+#[test]
+fn messages_carry_no_control_characters() {
+    let bad = file("escape.toml", "[model]\n\"\\u001b[2J\" = \"\\u001b[2J\"\nx = \u{1b}[2J".as_bytes());
+    for name in [bad.to_str().unwrap(), "hymo\u{1b}[2J", "no/\u{1b}[2J\nfile.toml"] {
+        let said = refused(&["inspect", name]);
+        assert!(said.chars().all(|c| c == '\n' || !c.is_control()), "{said:?}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_said_to_be_one() {
+    for args in [&["inspect", "hymo-nano"] as &[&str], &["inspect", "hymo-nano", "--print-config"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let out = Command::new(env!("CARGO_BIN_EXE_hymo")).args(args).stdout(full).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(1), "{said}");
+        assert!(said.contains("hymo: standard output cannot be written: No space left"), "{said}");
+    }
+}
+
+/// The kernels that doctor names are those that are built in and that this processor has.
+#[test]
+fn doctor_names_the_kernels_that_run() {
+    let text = stdout(&["doctor", "--op", "residual", "--op", "residual", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(json["ops"].as_array().map(Vec::len), Some(1));
+    let said = json["matrix_kernels"].as_str().unwrap();
+    #[cfg(target_arch = "x86_64")]
+    {
+        let avx512 = cfg!(feature = "avx512") && std::arch::is_x86_feature_detected!("avx512f");
+        assert_eq!(said == "AVX-512", avx512, "{said}");
+        assert_eq!(said.starts_with("AVX2"), !avx512 && std::arch::is_x86_feature_detected!("fma"), "{said}");
+    }
+    assert!(stdout(&["doctor", "--op", "residual"]).contains(&format!("matrix kernels: {said}\n")));
 }

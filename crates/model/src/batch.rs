@@ -25,7 +25,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// The sum of two batches' counts.
+    /// The sum of two batches' counts, which must be for equally many depths ([`crate::HyMo::loss`] refuses the rest).
     #[must_use]
     pub fn plus(mut self, other: &Counts) -> Counts {
         self.valid.iter_mut().zip(&other.valid).for_each(|(a, b)| *a += b);
@@ -40,11 +40,15 @@ impl Batch {
     /// # Errors
     /// Lengths that are not `batch` rows of `len + n_modules + 1`; a negative token id outside padding.
     pub fn new(batch: usize, len: usize, n_modules: usize, tokens: &[i32], seg: &[i32]) -> Result<Self> {
-        let width = len + n_modules + 1;
-        let want = || format!("{batch} rows of {width} (len {len}, {n_modules} prediction modules, 1 target)");
-        if len == 0 || batch == 0 || batch.checked_mul(width) != Some(tokens.len()) {
+        let width = len.checked_add(n_modules).and_then(|w| w.checked_add(1));
+        let want = || {
+            let width = width.map_or("more than can be".to_owned(), |w| w.to_string());
+            format!("{batch} rows of {width} (len {len}, {n_modules} prediction modules, 1 target)")
+        };
+        let fits = |width: &usize| len > 0 && batch > 0 && batch.checked_mul(*width) == Some(tokens.len());
+        let Some(width) = width.filter(fits) else {
             return Err(Error::value("batch", "tokens", format!("{} ids", tokens.len()), want()));
-        }
+        };
         if seg.len() != tokens.len() {
             return Err(Error::value("batch", "seg", format!("{} ids", seg.len()), want()));
         }
@@ -134,5 +138,9 @@ mod tests {
         let negative = Batch::new(1, 4, 0, &[1, 2, -7, 7, 7], &[0, 0, 0, -1, -1]).unwrap_err().to_string();
         assert_eq!(negative, "batch: tokens is -7 in row 0, column 2, want ids from 0 outside padding");
         assert!(Batch::new(1, 4, 1, &[1; 5], &[0; 5]).unwrap_err().to_string().contains("1 rows of 6"));
+        for (batch, len, modules) in [(1, usize::MAX, 2), (1, 2, usize::MAX), (usize::MAX, 2, 2), (0, 4, 0), (1, 0, 3)]
+        {
+            assert!(Batch::new(batch, len, modules, &[1; 5], &[0; 5]).is_err(), "{batch} {len} {modules}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What can go wrong in this crate.
 
-use crate::config::Problems;
+use crate::config::{LONGEST, Problems, one_line};
 use crate::params::Unit;
 
 /// An error of the model crate.
@@ -10,14 +10,14 @@ pub enum Error {
     /// The text is not TOML.
     #[error("not TOML: {message}")]
     Toml {
-        /// What the parser says, with line and column.
+        /// Line, column, what the parser says, and the line itself, shortened.
         message: String,
     },
     /// The configuration cannot be built.
     #[error(transparent)]
     Config(#[from] Problems),
     /// No preset has this name.
-    #[error("no preset is called \"{name}\"{}; presets: {}", hint(*nearest), presets())]
+    #[error("no preset is called \"{}\"{}; presets: {}", one_line(name, LONGEST), hint(*nearest), presets())]
     UnknownPreset {
         /// The name asked for.
         name: String,

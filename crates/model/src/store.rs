@@ -41,9 +41,21 @@ impl ParamRef {
     pub(crate) fn stack(span: crate::Span, count: usize) -> Self {
         ParamRef { unit: unit_index(span.unit), offset: span.offset, dims: vec![count, span.rows, span.cols] }
     }
+
+    /// Its elements of flat buffers, which may have been made for another model.
+    fn of(&self, flats: &[Tensor]) -> hymo_tensor::Result<Tensor> {
+        let flat = flats.get(self.unit).ok_or_else(|| {
+            let want = format!("a buffer for unit {}, as in the model's own", self.unit);
+            hymo_tensor::Error::value("params", "units", flats.len(), want)
+        })?;
+        flat.slice_flat(self.offset, &self.dims)
+    }
 }
 
 /// All parameters of a model, and the buffers that go with them (router biases).
+///
+/// They are f32, or f64 for the oracle; nothing here narrows them. A file may keep matrices in fewer bits one day, but not
+/// `A_log` and `dt_bias` (HAZARD 5).
 ///
 /// Cloning shares the memory; writing ([`Params::flats_mut`]) needs the only handle, which is what is left when a
 /// step's tape is gone.
@@ -133,8 +145,7 @@ impl Params {
     /// # Errors
     /// [`Error::UnknownParam`].
     pub fn get(&self, name: &str) -> Result<Tensor, Error> {
-        let at = ParamRef::named(&self.table, name)?;
-        Ok(self.flats[at.unit].slice_flat(at.offset, &at.dims)?)
+        Ok(ParamRef::named(&self.table, name)?.of(&self.flats)?)
     }
 
     /// A buffer's values.
@@ -168,11 +179,11 @@ impl Params {
     /// [`Error::UnknownParam`].
     pub fn grad_of(&self, grads: &ParamGrads, name: &str) -> Result<Tensor, Error> {
         let at = ParamRef::named(&self.table, name)?;
-        Ok(grads.flats()[at.unit].slice_flat(at.offset, &at.dims)?)
+        Ok(at.of(grads.flats())?)
     }
 
     pub(crate) fn var(&self, at: &ParamRef) -> hymo_tensor::Result<Var> {
-        Ok(Var::param(self.flats[at.unit].slice_flat(at.offset, &at.dims)?, at.unit, at.offset))
+        Ok(Var::param(at.of(&self.flats)?, at.unit, at.offset))
     }
 
     /// Heads that cannot work from the start (HAZARD 5): non-finite decay parameters, heads that forget everything at

@@ -4,114 +4,9 @@ mod small;
 
 use hymo_model::{Batch, Counts, HyMo, Options, Params, State};
 use hymo_ops::check::{Noise, rms_error};
+use hymo_tape::Tape;
 use hymo_tensor::Ctx;
-use small::{config, flat, packed, params, step, values};
-
-fn bits(x: &[f64]) -> Vec<u64> {
-    x.iter().map(|v| v.to_bits()).collect()
-}
-
-/// HAZARD 9, 10: a packed row is its documents run one by one: losses at every depth, balance loss and all gradients.
-/// In double precision, so that nothing hides behind rounding.
-#[test]
-fn packed_equals_separate() {
-    let ctx = Ctx::cpu().oracle();
-    let config = config();
-    let params = params(&ctx, &config, 3).to_f64(&ctx).unwrap();
-    let lengths: [&[usize]; 2] = [&[17, 1, 2, 3, 20, 7], &[1, 1, 30, 18]];
-    let together = packed(&config, 47, &lengths, 5);
-    let counts = together.counts();
-    let packed = step(&ctx, &config, &params, &together, &Options::default());
-    let (mut depths, mut balance, mut grads) = (vec![0.; 3], 0., vec![0.; flat(&packed.grads).len()]);
-    let (tokens, width) = (tokens_of(&config, &lengths, 5), 50);
-    for (row, lengths) in lengths.iter().enumerate() {
-        let mut at = 0;
-        for &n in lengths.iter() {
-            // Positions of the row that this document has: the last three tokens are targets only.
-            let inside = n.min(47usize.saturating_sub(at));
-            if inside > 0 {
-                let mut own = tokens[row * width + at..row * width + at + n].to_vec();
-                let mut seg = vec![0; n];
-                own.resize(inside + 3, 0);
-                seg.resize(inside + 3, -1);
-                let batch = Batch::new(1, inside, 2, &own, &seg).unwrap();
-                let options = Options { counts: Some(counts.clone()), ..Options::default() };
-                let one = step(&ctx, &config, &params, &batch, &options);
-                depths.iter_mut().zip(&one.depths).for_each(|(a, b)| *a += b);
-                balance += one.balance;
-                grads.iter_mut().zip(flat(&one.grads)).for_each(|(a, b)| *a += b);
-            }
-            at += n;
-        }
-    }
-    assert!(rms_error(&packed.depths, &depths) < 1e-13, "{:?} {depths:?}", packed.depths);
-    assert!((packed.balance - balance).abs() < 1e-14);
-    assert!(rms_error(&flat(&packed.grads), &grads) < 1e-11);
-}
-
-/// The tokens that [`packed`] draws for the same arguments.
-fn tokens_of(config: &hymo_model::ModelConfig, rows: &[&[usize]], seed: u64) -> Vec<i32> {
-    let mut noise = Noise::new(seed);
-    let n: usize = rows.iter().map(|r| r.iter().sum::<usize>()).sum();
-    (0..n).map(|_| noise.below(config.vocab_size) as i32).collect()
-}
-
-/// HAZARD 4, 7: any split of a sequence with carried state gives the logits of the whole, down to one token at a time.
-#[test]
-fn any_split_gives_the_same_logits() {
-    let ctx = Ctx::cpu();
-    let config = config();
-    let params = params(&ctx, &config, 4);
-    let model = HyMo::new(&config).unwrap();
-    let mut noise = Noise::new(6);
-    let tokens: Vec<i32> = (0..70).map(|_| noise.below(config.vocab_size) as i32).collect();
-    let mut row = tokens.clone();
-    row.extend([0; 3]);
-    let whole = Batch::new(1, 70, 2, &row, &[0; 73]).unwrap();
-    let want = values(&model.logits(&ctx, &params, &whole).unwrap()[0]);
-    let splits: [&[usize]; 6] = [&[70], &[1; 70], &[35, 35], &[64, 6], &[3, 1, 2, 60, 4], &[16, 16, 16, 16, 6]];
-    for split in splits {
-        let mut state = State::new(&config);
-        let (mut got, mut at) = (Vec::new(), 0);
-        for n in split {
-            let logits = model.extend(&ctx, &params, &tokens[at..at + n], &mut state).unwrap();
-            got.extend(values(&logits));
-            at += n;
-        }
-        assert_eq!(state.position(), 70);
-        let worst = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0., f64::max);
-        let error = rms_error(&got, &want);
-        assert!(error < 5e-6, "{split:?}: {error:e}, largest {worst:e}");
-    }
-}
-
-/// No token sees its future: changing token t leaves every bit of the logits before t, at every depth.
-#[test]
-fn no_token_sees_its_future() {
-    let ctx = Ctx::cpu();
-    let config = config();
-    let params = params(&ctx, &config, 7);
-    let model = HyMo::new(&config).unwrap();
-    let v = config.vocab_size;
-    let mut tokens: Vec<i32> = tokens_of(&config, &[&[73]], 8);
-    let logits = |tokens: &[i32]| -> Vec<Vec<f64>> {
-        let batch = Batch::new(1, 70, 2, tokens, &[0; 73]).unwrap();
-        model.logits(&ctx, &params, &batch).unwrap().iter().map(values).collect()
-    };
-    let before = logits(&tokens);
-    for t in [69, 64, 63, 40, 1] {
-        let old = tokens[t];
-        tokens[t] = (old + 1) % v as i32;
-        let after = logits(&tokens);
-        tokens[t] = old;
-        for (k, (a, b)) in before.iter().zip(&after).enumerate() {
-            // Depth k at position i reads tokens up to i + k.
-            let unseen = (t - k.min(t)) * v;
-            assert_eq!(bits(&a[..unseen]), bits(&b[..unseen]), "token {t}, depth {k}");
-            assert_ne!(bits(&a[unseen..]), bits(&b[unseen..]), "token {t} changed nothing at depth {k}");
-        }
-    }
-}
+use small::{bits, config, flat, packed, params, step, tokens_of, values};
 
 /// HAZARD 15: dropping activations and computing them again changes no bit of the gradients, and counts no token twice.
 #[test]
@@ -121,6 +16,16 @@ fn checkpointed_equals_plain() {
     let params = params(&ctx, &config, 9);
     let batch = packed(&config, 47, &[&[17, 33], &[50]], 10);
     let plain = step(&ctx, &config, &params, &batch, &Options::default());
+    let held = |checkpoint: &[usize]| {
+        let options = Options { checkpoint: checkpoint.to_vec(), counts: None };
+        let mut tape = Tape::training(&ctx, params.zero_grads(&ctx).unwrap());
+        let before = ctx.pool().stats().live;
+        let losses = HyMo::new(&config).unwrap().loss(&mut tape, &params, &batch, &options).unwrap();
+        assert!(losses.total().unwrap().is_finite());
+        ctx.pool().stats().live - before
+    };
+    let (all, some, none) = (held(&[]), held(&[1]), held(&[0, 1, 2, 3]));
+    assert!(none < some && some < all && 2 * none < all, "bytes held: {all}, {some}, {none}");
     for checkpoint in [vec![0, 1, 2, 3], vec![1], vec![2, 3]] {
         let options = Options { checkpoint, counts: None };
         let again = step(&ctx, &config, &params, &batch, &options);
@@ -256,55 +161,55 @@ fn thousands_of_tiny_documents() {
     assert_eq!(s.stats[1].expert_counts.iter().sum::<u64>(), 2 * n as u64);
 }
 
-/// A head's loss against central differences of one number in every parameter, in double precision.
-#[test]
-fn gradients_match_differences() {
-    let ctx = Ctx::cpu().oracle();
-    let config = config();
-    let base = params(&ctx, &config, 22);
-    let batch = packed(&config, 21, &[&[9, 15]], 23);
-    let grads = {
-        let p = base.to_f64(&ctx).unwrap();
-        let s = step(&ctx, &config, &p, &batch, &Options::default());
-        p.table().params().iter().map(|spec| values(&p.grad_of(&s.grads, &spec.name).unwrap())).collect::<Vec<_>>()
-    };
-    let total = |unit: usize, element: usize, delta: f64| {
-        let mut p = base.to_f64(&ctx).unwrap();
-        p.flats_mut()[unit].flat_mut::<f64>().unwrap()[element] += delta;
-        let tape = &mut hymo_tape::Tape::off(&ctx);
-        HyMo::new(&config).unwrap().loss(tape, &p, &batch, &Options::default()).unwrap().total().unwrap()
-    };
-    let mut noise = Noise::new(24);
-    for (spec, grad) in base.table().params().iter().zip(&grads) {
-        let i = noise.below(grad.len());
-        let unit = match spec.unit {
-            hymo_model::Unit::Root => 0,
-            hymo_model::Unit::Layer(l) => l + 1,
-        };
-        let h = 1e-6;
-        let slope = (total(unit, spec.offset + i, h) - total(unit, spec.offset + i, -h)) / (2. * h);
-        let scale = (grad.iter().map(|g| g * g).sum::<f64>() / grad.len() as f64).sqrt();
-        assert!((slope - grad[i]).abs() < 1e-5 * (scale + slope.abs()) + 1e-8, "{}: {slope} {}", spec.name, grad[i]);
-    }
-}
-
 #[test]
 fn bad_input_is_named() {
     let ctx = Ctx::cpu();
     let config = config();
     let params = params(&ctx, &config, 1);
     let model = HyMo::new(&config).unwrap();
-    let says = |b: &Batch| {
-        let tape = &mut hymo_tape::Tape::off(&ctx);
-        model.loss(tape, &params, b, &Options::default()).unwrap_err().to_string()
+    let says = |b: &Batch, params: &Params, options: Options| {
+        let tape = &mut Tape::off(&ctx);
+        model.loss(tape, params, b, &options).unwrap_err().to_string()
     };
-    let outside = says(&Batch::new(1, 2, 2, &[1, 50, 1, 1, 1], &[0; 5]).unwrap());
+    let outside = Batch::new(1, 2, 2, &[1, 50, 1, 1, 1], &[0; 5]).unwrap();
+    let outside = says(&outside, &params, Options::default());
     assert!(outside.contains("50"), "{outside}");
-    let depth = says(&Batch::new(1, 2, 0, &[1, 2, 3], &[0; 3]).unwrap());
+    let depth = says(&Batch::new(1, 2, 0, &[1, 2, 3], &[0; 3]).unwrap(), &params, Options::default());
     assert_eq!(depth, "loss: batch is rows for 0 prediction modules, want rows for 2");
+    let batch = Batch::new(1, 2, 2, &[1; 5], &[0; 5]).unwrap();
+    let counts = |valid: &[f64], tokens| {
+        let options = Options { counts: Some(Counts { valid: valid.to_vec(), tokens }), ..Options::default() };
+        says(&batch, &params, options)
+    };
+    assert_eq!(counts(&[2., 2.], 2.), "loss: options.counts.valid is 2 numbers, want 3, one a depth");
+    assert_eq!(counts(&[2.; 4], 2.), "loss: options.counts.valid is 4 numbers, want 3, one a depth");
+    assert_eq!(counts(&[2., -1., 2.], 2.), "loss: options.counts is -1, want finite numbers from 0");
+    assert_eq!(counts(&[2.; 3], f64::NAN), "loss: options.counts is NaN, want finite numbers from 0");
+    let options = Options { checkpoint: vec![0, 4], ..Options::default() };
+    assert_eq!(says(&batch, &params, options), "loss: options.checkpoint is layer 4, want layers in 0..4");
+    let shallow = hymo_model::ModelConfig { n_layers: 2, ..config.clone() };
+    let other = says(&batch, &small::params(&ctx, &shallow, 1), Options::default());
+    assert_eq!(other, "params: units is 3, want a buffer for unit 3, as in the model's own");
     let mut state = State::new(&config);
     assert!(model.extend(&ctx, &params, &[], &mut state).is_err());
     assert!(model.extend(&ctx, &params, &[-1], &mut state).is_err() && state.position() == 0);
     let counts = Counts { valid: vec![1., 1., 1.], tokens: 1. };
     assert_eq!(counts.clone().plus(&counts), Counts { valid: vec![2., 2., 2.], tokens: 2. });
+}
+
+/// A state that a model with other kinds of layers left is an error, not a sequence that begins anew.
+#[test]
+fn a_state_of_another_model_is_refused() {
+    use hymo_model::config::LayerKind;
+    let ctx = Ctx::cpu();
+    let config = config();
+    let turned = hymo_model::ModelConfig { pattern: vec![LayerKind::Mla, LayerKind::Gdn], ..config.clone() };
+    for (from, to) in [(&config, &turned), (&turned, &config)] {
+        let mut state = State::new(from);
+        HyMo::new(from).unwrap().extend(&ctx, &params(&ctx, from, 1), &[1, 2], &mut state).unwrap();
+        let before = state.position();
+        let error = HyMo::new(to).unwrap().extend(&ctx, &params(&ctx, to, 1), &[3], &mut state).unwrap_err();
+        assert!(error.to_string().contains("where the model has another kind of layer"), "{error}");
+        assert_eq!(state.position(), before);
+    }
 }

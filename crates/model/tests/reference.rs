@@ -3,19 +3,31 @@
 
 mod small;
 
-use hymo_model::{HyMo, Options};
-use hymo_ops::check::rms_error;
-use hymo_tensor::Ctx;
-use small::{Reference, step, values};
+use hymo_model::{Batch, HyMo, ModelConfig, Options, Params};
+use hymo_ops::check::{Noise, rms_error};
+use hymo_tensor::{Ctx, Tensor};
+use small::{Reference, Step, step, values};
+use std::collections::BTreeMap;
 
 /// The file's own numbers are rounded to f32 once: 6e-8 of each.
 fn close(what: &str, got: f64, want: f64, bound: f64) {
     assert!((got - want).abs() <= bound * want.abs(), "{what}: {got}, the reference says {want}");
 }
 
-/// Runs a reference file in `f32` (fast path) or `f64` (oracle): the error of the gradient as one vector, and each
-/// tensor's, largest first.
-fn run(name: &str, double: bool, loss_bound: f64, logit_bound: f64) -> (f64, Vec<(f64, String)>) {
+/// Logits of row 0 at every depth, `logits.{k}`, and the gradient of every parameter, `grad.{name}`.
+type Numbers = Vec<(String, Vec<f64>)>;
+
+fn numbers(ctx: &Ctx, config: &ModelConfig, params: &Params, batch: &Batch, got: &Step) -> Numbers {
+    let logits = HyMo::new(config).unwrap().logits(ctx, params, batch).unwrap();
+    let row = |l: &Tensor| values(&l.slice_rows(0..batch.docs().len()).unwrap());
+    let logits = logits.iter().enumerate().map(|(k, l)| (format!("logits.{k}"), row(l)));
+    let grad = |name: &str| (format!("grad.{name}"), values(&params.grad_of(&got.grads, name).unwrap()));
+    logits.chain(params.table().params().iter().map(|spec| grad(&spec.name))).collect()
+}
+
+/// Runs a reference file in `f32` (fast path) or `f64` (oracle), losses held to `loss_bound`: the error of the gradient as
+/// one vector, and that of all [`Numbers`], largest first.
+fn run(name: &str, double: bool, loss_bound: f64) -> (f64, Vec<(f64, String)>) {
     let reference = Reference::load(name);
     let config = reference.config();
     let ctx = if double { Ctx::cpu().oracle() } else { Ctx::cpu().poisoned() };
@@ -37,20 +49,16 @@ fn run(name: &str, double: bool, loss_bound: f64, logit_bound: f64) -> (f64, Vec
         let counts: Vec<f64> = got.stats[3].expert_counts.iter().map(|&c| c as f64).collect();
         assert_eq!(counts, reference.values("expert_counts.3"));
     }
-    for (k, logits) in HyMo::new(&config).unwrap().logits(&ctx, &params, &batch).unwrap().iter().enumerate() {
-        let row = logits.slice_rows(0..batch.docs().len()).unwrap();
-        let error = rms_error(&values(&row), reference.values(&format!("logits.{k}")));
-        assert!(error <= logit_bound, "logits {k}: {error:e}");
-    }
     let named = reference.names().filter(|n| n.starts_with("grad.")).count();
     assert_eq!(named, params.table().params().len(), "every parameter has a reference gradient");
     let (mut errors, mut all, mut want_all) = (Vec::new(), Vec::new(), Vec::new());
-    for spec in params.table().params() {
-        let grad = values(&params.grad_of(&got.grads, &spec.name).unwrap());
-        let want = reference.values(&format!("grad.{}", spec.name));
-        errors.push((rms_error(&grad, want), spec.name.clone()));
-        all.extend(grad);
-        want_all.extend_from_slice(want);
+    for (what, found) in numbers(&ctx, &config, &params, &batch, &got) {
+        let want = reference.values(&what);
+        errors.push((rms_error(&found, want), what.clone()));
+        if what.starts_with("grad.") {
+            all.extend(found);
+            want_all.extend_from_slice(want);
+        }
     }
     errors.sort_by(|a, b| b.0.total_cmp(&a.0));
     (rms_error(&all, &want_all), errors)
@@ -61,19 +69,54 @@ const MODELS: [&str; 3] = ["hymo_sigmoid", "hymo_silu", "hymo_dense"];
 #[test]
 fn double_precision_agrees_to_the_files_rounding() {
     for name in MODELS {
-        let (whole, errors) = run(name, true, 1e-6, 1e-7);
+        let (whole, errors) = run(name, true, 1e-6);
         assert!(whole <= 5e-8 && errors[0].0 <= 2e-7, "{name}: {whole:e} {:?}", &errors[..3]);
+        let logits = errors.iter().find(|e| e.1.starts_with("logits"));
+        assert!(logits.is_some_and(|e| e.0 <= 1e-7), "{name}: {logits:?}");
     }
 }
 
-/// The gradient as one vector to 1e-5; single tensors to the bound beside each model. A document's first output is
-/// beta (q . k) v, which the gated norm divides by its own size, so where q . k is near 0 the rounding of q and k is
-/// amplified whoever computes: in f32 the oracle's token recurrence is off by 4.1e-5 on the same tensors of `hymo_silu`
-/// and by 1.2e-5 of `hymo_sigmoid`, PyTorch by up to 1.4e-5 (fixtures/README.md).
+/// In f32 the gradient as one vector agrees to 1e-5, and each tensor's and the logits to 1e-5 or to what f32 can give for
+/// these weights: [`conditioning`] is how far the *exact* numbers move when every parameter moves by one rounding, and a
+/// pass rounds some tens of times between a weight and its gradient. `A_log` of the last prediction module of `hymo_silu` moves by up
+/// to 5e-5; a document's first output is beta (q . k) v, which the gated norm divides by its own size, so where q . k is
+/// near 0 any rounding before it is amplified (LOG.md, 2026-11-29).
 #[test]
 fn single_precision_agrees() {
-    for (name, tensor_bound) in [("hymo_sigmoid", 2e-5), ("hymo_silu", 6e-5), ("hymo_dense", 4e-6)] {
-        let (whole, errors) = run(name, false, 1e-6, 1e-5);
-        assert!(whole <= 1e-5 && errors[0].0 <= tensor_bound, "{name}: {whole:e} {:?}", &errors[..8]);
+    for name in MODELS {
+        let (whole, errors) = run(name, false, 1e-6);
+        assert!(whole <= 1e-5, "{name}: {whole:e}");
+        let moved = conditioning(name);
+        for (error, what) in &errors {
+            let bound = f64::max(1e-5, 10. * moved[what]);
+            assert!(*error <= bound, "{name}: {what}: {error:e}, bound {bound:e}");
+        }
     }
+}
+
+/// The largest change of each of a model's exact [`Numbers`] when all parameters are multiplied by 1 + 3e-8 of noise (half a
+/// unit in the last place of f32, as deviation), over eight draws.
+fn conditioning(name: &str) -> BTreeMap<String, f64> {
+    let reference = Reference::load(name);
+    let (config, ctx) = (reference.config(), Ctx::cpu().oracle());
+    let (params, batch) = (reference.params(&ctx, &config), reference.batch(&config));
+    let exact = |seed: Option<u64>| {
+        let mut params = params.to_f64(&ctx).unwrap();
+        if let Some(mut noise) = seed.map(Noise::new) {
+            for flat in params.flats_mut() {
+                flat.flat_mut::<f64>().unwrap().iter_mut().for_each(|x| *x *= 1. + 3e-8 * noise.normal());
+            }
+        }
+        let got = step(&ctx, &config, &params, &batch, &Options::default());
+        numbers(&ctx, &config, &params, &batch, &got)
+    };
+    let at_rest = exact(None);
+    let mut moved = BTreeMap::new();
+    for seed in 0..8 {
+        for ((what, found), (_, want)) in exact(Some(seed)).into_iter().zip(&at_rest) {
+            let most: &mut f64 = moved.entry(what).or_default();
+            *most = most.max(rms_error(&found, want));
+        }
+    }
+    moved
 }

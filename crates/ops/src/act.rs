@@ -1,31 +1,32 @@
 //! The scalar functions that several operations share, with their derivatives. One form of each, for every path: two
 //! paths that round an activation differently are two models (HAZARD 7).
 
+use crate::exp::exp_real;
 use hymo_tensor::Real;
 
 /// 1 / (1 + e^-x), without overflow on either side.
-#[inline]
+#[inline(always)]
 pub fn sigmoid<T: Real>(x: T) -> T {
-    let e = (-x.abs()).exp();
+    let e = exp_real(-x.abs());
     let s = (T::one() + e).recip();
     if x >= T::zero() { s } else { e * s }
 }
 
 /// x sigmoid(x).
-#[inline]
+#[inline(always)]
 pub fn silu<T: Real>(x: T) -> T {
     x * sigmoid(x)
 }
 
 /// The derivative of [`silu`].
-#[inline]
+#[inline(always)]
 pub fn silu_grad<T: Real>(x: T) -> T {
     let s = sigmoid(x);
     s * (T::one() + x * (T::one() - s))
 }
 
 /// ln(1 + e^x); x itself above 20, where the two agree in f32. Its derivative is [`sigmoid`].
-#[inline]
+#[inline(always)]
 pub fn softplus<T: Real>(x: T) -> T {
     if x > T::of(20.) { x } else { x.exp().ln_1p() }
 }
@@ -41,7 +42,7 @@ pub enum GateAct {
 
 impl GateAct {
     /// The gate's value.
-    #[inline]
+    #[inline(always)]
     pub fn value<T: Real>(self, z: T) -> T {
         match self {
             GateAct::Sigmoid => sigmoid(z),
@@ -50,7 +51,7 @@ impl GateAct {
     }
 
     /// The gate's derivative.
-    #[inline]
+    #[inline(always)]
     pub fn grad<T: Real>(self, z: T) -> T {
         match self {
             GateAct::Sigmoid => {
@@ -62,7 +63,7 @@ impl GateAct {
     }
 
     /// Both from one exponential, the bits of [`GateAct::value`] and [`GateAct::grad`].
-    #[inline]
+    #[inline(always)]
     pub fn value_and_grad<T: Real>(self, z: T) -> (T, T) {
         let s = sigmoid(z);
         match self {

@@ -200,21 +200,62 @@ impl Case {
         self
     }
 
-    fn vars(&self, tape: &mut Tape, dtype: DType, params: &Tensor) -> Result<Vec<Var>> {
+    /// What is checked, and at which size.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes of all inputs in `f32`.
+    pub(crate) fn input_bytes(&self) -> u64 {
+        self.inputs.iter().map(|i| 4 * i.values.len() as u64).sum()
+    }
+
+    /// The parameters in one flat buffer, and zeros for their gradients.
+    pub(crate) fn params(&self, ctx: &Ctx, dtype: DType) -> Result<(Tensor, ParamGrads)> {
+        let flat: Vec<f64> =
+            self.inputs.iter().filter(|i| i.kind == Kind::Param).flat_map(|i| i.values.iter().copied()).collect();
+        let n = flat.len().max(1);
+        let params = tensor(ctx, dtype, &[n], &if flat.is_empty() { vec![0.] } else { flat })?;
+        Ok((params, ParamGrads::new(vec![ctx.zeros_real(dtype, &[n])?])?))
+    }
+
+    /// The upstream gradients of the tracked outputs.
+    pub(crate) fn seeds(&self, ctx: &Ctx, dtype: DType, outs: &[Var]) -> Result<Vec<Tensor>> {
+        let tracked = outs.iter().enumerate().filter(|(_, v)| v.tracked());
+        tracked.map(|(i, v)| tensor(ctx, dtype, v.dims(), &self.upstream(i, v.value().numel()))).collect()
+    }
+
+    /// Applies the operation.
+    pub(crate) fn apply_to(&self, tape: &mut Tape, vars: &[Var]) -> Result<Vec<Var>> {
+        (self.apply)(tape, vars)
+    }
+
+    /// The inputs as tensors; parameters are views of one flat buffer.
+    pub(crate) fn tensors(&self, ctx: &Ctx, dtype: DType, params: &Tensor) -> Result<Vec<Tensor>> {
         let mut offset = 0;
-        let mut out = Vec::new();
-        for input in &self.inputs {
-            out.push(match input.kind {
-                Kind::Leaf => tape.leaf(tensor(tape.ctx(), dtype, &input.dims, &input.values)?),
-                Kind::Constant => Var::constant(tensor(tape.ctx(), dtype, &input.dims, &input.values)?),
-                Kind::Param => {
-                    let var = Var::param(params.slice_flat(offset, &input.dims)?, 0, offset);
-                    offset += input.values.len();
-                    var
-                }
-            });
-        }
-        Ok(out)
+        let one = |input: &Input| {
+            if input.kind != Kind::Param {
+                return tensor(ctx, dtype, &input.dims, &input.values);
+            }
+            offset += input.values.len();
+            params.slice_flat(offset - input.values.len(), &input.dims)
+        };
+        self.inputs.iter().map(one).collect()
+    }
+
+    /// The tensors of [`Case::tensors`] as variables of a tape.
+    pub(crate) fn vars(&self, tape: &mut Tape, tensors: &[Tensor]) -> Vec<Var> {
+        let mut offset = 0;
+        let one = |(input, t): (&Input, &Tensor)| match input.kind {
+            Kind::Leaf => tape.leaf(t.clone()),
+            Kind::Constant => Var::constant(t.clone()),
+            Kind::Param => {
+                offset += input.values.len();
+                Var::param(t.clone(), 0, offset - input.values.len())
+            }
+        };
+        self.inputs.iter().zip(tensors).map(one).collect()
     }
 
     /// Upstream gradient of output `i`: fixed noise.
@@ -227,22 +268,17 @@ impl Case {
 
     /// Applies the operation `times` times to the same inputs, and runs backwards from all outputs.
     fn run(&self, ctx: &Ctx, dtype: DType, times: usize) -> Result<Run> {
-        let flat: Vec<f64> =
-            self.inputs.iter().filter(|i| i.kind == Kind::Param).flat_map(|i| i.values.iter().copied()).collect();
-        let n = flat.len().max(1);
-        let params = tensor(ctx, dtype, &[n], &if flat.is_empty() { vec![0.] } else { flat })?;
-        let mut tape = Tape::training(ctx, ParamGrads::new(vec![ctx.zeros_real(dtype, &[n])?])?);
-        let vars = self.vars(&mut tape, dtype, &params)?;
+        let (params, grads) = self.params(ctx, dtype)?;
+        let mut tape = Tape::training(ctx, grads);
+        let vars = self.vars(&mut tape, &self.tensors(ctx, dtype, &params)?);
         let (mut outputs, mut tracked) = (Vec::new(), Vec::new());
         let mut seeds = Vec::new();
         for _ in 0..times {
             let outs = (self.apply)(&mut tape, &vars)?;
             outputs = outs.iter().map(|v| values(v.value())).collect::<Result<_>>()?;
             tracked = outs.iter().map(Var::tracked).collect();
-            for (i, out) in outs.into_iter().enumerate().filter(|(_, v)| v.tracked()) {
-                let d = tensor(ctx, dtype, out.dims(), &self.upstream(i, out.value().numel()))?;
-                seeds.push((out, d));
-            }
+            let upstream = self.seeds(ctx, dtype, &outs)?;
+            seeds.extend(outs.into_iter().filter(Var::tracked).zip(upstream));
         }
         let mut grads = tape.backward_from(seeds)?;
         let mut found = Vec::new();
@@ -263,10 +299,8 @@ impl Case {
         let old = std::mem::replace(&mut self.inputs[input].values[element], value);
         let ctx = Ctx::cpu().oracle();
         let mut tape = Tape::off(&ctx);
-        let flat: Vec<f64> =
-            self.inputs.iter().filter(|i| i.kind == Kind::Param).flat_map(|i| i.values.iter().copied()).collect();
-        let params = Tensor::from_vec(&[flat.len().max(1)], if flat.is_empty() { vec![0.] } else { flat })?;
-        let vars = self.vars(&mut tape, DType::F64, &params)?;
+        let (params, _) = self.params(&ctx, DType::F64)?;
+        let vars = self.vars(&mut tape, &self.tensors(&ctx, DType::F64, &params)?);
         let outs = (self.apply)(&mut tape, &vars)?;
         self.inputs[input].values[element] = old;
         let mut sum = 0.;

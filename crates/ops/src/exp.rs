@@ -1,5 +1,17 @@
 //! e^x for whole rows: without branches, tables or calls, so that loops over it become vector code.
 
+use hymo_tensor::{DType, Real};
+
+/// e^x: [`exp`] in `f32`, the library's in `f64`.
+#[inline(always)]
+pub fn exp_real<T: Real>(x: T) -> T {
+    match T::DTYPE {
+        // Conversions there and back, which the compiler drops.
+        DType::F32 => T::of(f64::from(exp(x.f64() as f32))),
+        _ => x.exp(),
+    }
+}
+
 /// e^x for x <= 88, within 2 units in the last place; 0 below -87. NaN stays NaN.
 ///
 /// x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r, and n written into the exponent.

@@ -47,6 +47,35 @@ pub mod local {
     }
 }
 
+/// The f32 kernels that the fast path's products run on here: the widest that are compiled in and that this processor
+/// has. Mirrors the choice of the `gemm` crate, which does not tell.
+#[must_use]
+pub fn kernels() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let avx512 = is_x86_feature_detected!("avx512f");
+        if cfg!(feature = "avx512") && avx512 {
+            return "AVX-512";
+        }
+        if is_x86_feature_detected!("fma") {
+            return if avx512 {
+                "AVX2 and FMA (built without AVX-512, which this processor has)"
+            } else {
+                "AVX2 and FMA"
+            };
+        }
+        "plain (slow: neither AVX2 nor FMA)"
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        "NEON"
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        "what the compiler assumes for this architecture"
+    }
+}
+
 fn fast<T: Real>(ctx: &Ctx) -> bool {
     ctx.path() == Path::Fast && T::DTYPE == DType::F32
 }

@@ -23,6 +23,7 @@ macro_rules! on_cpu {
 
 pub mod act;
 pub mod attention;
+pub mod bench;
 pub mod check;
 pub mod concat;
 pub mod cross_entropy;
@@ -38,6 +39,7 @@ pub mod gated_norm;
 pub mod gemm;
 mod lanes;
 pub mod linear;
+pub mod packed_linear;
 pub mod registry;
 pub mod residual;
 pub mod rms_norm;

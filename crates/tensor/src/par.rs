@@ -2,17 +2,44 @@
 //!
 //! Results never depend on the number of threads: callers cut the work into blocks by its size alone, every block
 //! writes its own output, and sums over blocks are taken afterwards in block order.
+//!
+//! A block's work runs inside a function that the compiler built once for each generation of vector units, and the
+//! processor's own is chosen at run time, so one binary uses the widest registers wherever it runs. What is to profit must
+//! be inlined into it: the closure ([`each!`](crate::each) sees to that) and what it calls (`#[inline(always)]`). Nothing else changes: the compiler neither
+//! reorders sums nor fuses a product into one, so the bits are those of plain code.
 
-/// Runs `f(index, task)` for every task, on the worker threads when the feature `rayon` is on.
+/// Runs `work` as compiled for this processor's vector units.
+#[inline(always)]
+pub fn vector<R>(work: impl FnOnce() -> R) -> R {
+    pulp::Arch::new().dispatch(work)
+}
+
+/// [`each`](fn@each) with the closure inlined, so that its loops use this processor's vector units.
+#[macro_export]
+macro_rules! each {
+    ($tasks:expr, |$($arg:pat_param),*| $body:expr) => {
+        $crate::par::each($tasks, #[inline(always)] |$($arg),*| $body)
+    };
+}
+
+/// Runs `f(index, task)` for every task, compiled for this processor's vector units, on the worker threads when the feature `rayon` is on.
 pub fn each<I: Send>(tasks: Vec<I>, f: impl Fn(usize, I) + Sync) {
     #[cfg(feature = "rayon")]
     if tasks.len() > 1 && rayon::current_num_threads() > 1 {
         use rayon::prelude::*;
-        tasks.into_par_iter().enumerate().with_max_len(1).for_each(|(i, task)| f(i, task));
+        tasks.into_par_iter().enumerate().with_max_len(1).for_each(|(i, task)| {
+            vector(
+                #[inline(always)]
+                || f(i, task),
+            )
+        });
         return;
     }
     for (i, task) in tasks.into_iter().enumerate() {
-        f(i, task);
+        vector(
+            #[inline(always)]
+            || f(i, task),
+        );
     }
 }
 

@@ -17,6 +17,7 @@ pub struct Pool {
     pub(crate) bf16: Shelf<half::bf16>,
     pub(crate) i32: Shelf<i32>,
     pub(crate) i8: Shelf<i8>,
+    asked: AtomicUsize,
     live: AtomicUsize,
     peak: AtomicUsize,
     fresh: AtomicUsize,
@@ -25,6 +26,8 @@ pub struct Pool {
 /// What a [`Pool`] has handed out, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolStats {
+    /// What tensors that live now asked for: `live` without the rounding up of capacities.
+    pub asked: usize,
     /// Held by tensors now.
     pub live: usize,
     /// The most ever held at once.
@@ -49,10 +52,12 @@ impl Pool {
         });
         let live = self.live.fetch_add(cap * size_of::<T>(), Relaxed) + cap * size_of::<T>();
         self.peak.fetch_max(live, Relaxed);
+        self.asked.fetch_add(len * size_of::<T>(), Relaxed);
         Buf { data, len, pool: Some(Arc::clone(self)) }
     }
 
-    fn give<T: Element>(&self, data: Vec<T>) {
+    fn give<T: Element>(&self, data: Vec<T>, len: usize) {
+        self.asked.fetch_sub(len * size_of::<T>(), Relaxed);
         self.live.fetch_sub(data.len() * size_of::<T>(), Relaxed);
         let mut shelf = T::shelf(self).lock().unwrap_or_else(PoisonError::into_inner);
         shelf.entry(data.len()).or_default().push(data);
@@ -60,7 +65,9 @@ impl Pool {
 
     /// Bytes held, peak and allocated.
     pub fn stats(&self) -> PoolStats {
-        PoolStats { live: self.live.load(Relaxed), peak: self.peak.load(Relaxed), fresh: self.fresh.load(Relaxed) }
+        let [asked, live, peak, fresh] =
+            [&self.asked, &self.live, &self.peak, &self.fresh].map(|counter| counter.load(Relaxed));
+        PoolStats { asked, live, peak, fresh }
     }
 
     /// Starts a new peak at what is held now.
@@ -94,7 +101,7 @@ impl<T: Element> Buf<T> {
 impl<T: Element> Drop for Buf<T> {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.take() {
-            pool.give(std::mem::take(&mut self.data));
+            pool.give(std::mem::take(&mut self.data), self.len);
         }
     }
 }

@@ -14,8 +14,8 @@ const SRC: &str = "crates/ops/src";
 const REGISTRY: &str = "crates/ops/src/registry.rs";
 /// Folders that hold no op.
 const NOT_OPS: &[&str] = &["harness", "registry", "simd"];
-/// What an entry needs beside its name: the cases that the tests and `hymo doctor` run.
-const FIELDS: &[&str] = &["cases"];
+/// What an entry needs beside its name: the cases that the tests and `hymo doctor` run, the sizes that benches time.
+const FIELDS: &[&str] = &["cases", "benches"];
 
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut ops = tree.folders(SRC);
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_registered_op_with_tests_passes() {
-        let text = registry("OpInfo { name: \"rms_norm\", cases: crate::rms_norm::cases }");
+        let text = registry("OpInfo { name: \"rms_norm\", cases: crate::rms_norm::cases, benches }");
         assert_eq!(messages(&[OP, (REGISTRY, &text), ("crates/ops/src/simd/mod.rs", "")]), [""; 0]);
     }
 
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn a_missing_field_folder_or_test_is_found() {
         let text = registry(
-            "OpInfo { name: \"rms_norm\", cases }, OpInfo { name: \"rope\", cases }, OpInfo { name: \"gdn\" }",
+            "OpInfo { name: \"rms_norm\", cases, benches }, OpInfo { name: \"rope\", cases, benches }, OpInfo { name: \"gdn\", benches }",
         );
         let found = messages(&[OP, ("crates/ops/src/gdn/mod.rs", ""), (REGISTRY, &text)]).join("\n");
         for part in ["`rope` has no folder", "`gdn` has no field `cases`", "src/gdn: has no tests"] {
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn a_declared_field_may_not_be_left_to_a_default() {
         let declared = "pub struct OpInfo { name: &'static str, cases: fn(), flops: Option<fn()> }\n";
-        let text = format!("{declared}{}", registry("OpInfo { name: \"rms_norm\", cases, ..NONE }"));
+        let text = format!("{declared}{}", registry("OpInfo { name: \"rms_norm\", cases, benches, ..NONE }"));
         assert_eq!(
             messages(&[OP, (REGISTRY, &text)]),
             ["crates/ops/src/registry.rs:2: `rms_norm` has no field `flops`"]
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn an_op_registered_twice_is_found() {
-        let entry = "OpInfo { name: \"rms_norm\", cases }";
+        let entry = "OpInfo { name: \"rms_norm\", cases, benches }";
         assert_eq!(messages(&[OP, (REGISTRY, &registry(&format!("{entry}, {entry}")))]).len(), 1);
     }
 }

@@ -3,8 +3,10 @@
 use std::io::Write;
 use std::time::Instant;
 
+use hymo_model::config::one_line;
 use hymo_model::{Params, presets};
 use hymo_ops::check::{Deviation, Report};
+use hymo_ops::gemm;
 use hymo_ops::registry::{OPS, OpInfo};
 use hymo_tensor::Ctx;
 use serde_json::{Value, json};
@@ -104,32 +106,25 @@ fn choose(names: &[String]) -> Result<Vec<&'static OpInfo>, Usage> {
     let find = |name: &String| {
         OPS.iter().find(|op| op.name == name).ok_or_else(|| {
             let known: Vec<&str> = OPS.iter().map(|op| op.name).collect();
+            let name = one_line(name, 80);
             Usage(format!("no operation is called \"{name}\"; operations: {}", known.join(", ")))
         })
     };
-    names.iter().map(find).collect()
+    let mut chosen: Vec<&'static OpInfo> = Vec::new();
+    for op in names.iter().map(find) {
+        let op = op?;
+        // Asked for twice, checked once.
+        if !chosen.iter().any(|c| c.name == op.name) {
+            chosen.push(op);
+        }
+    }
+    Ok(chosen)
 }
 
 /// What the numbers were computed on.
 fn machine() -> String {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    format!("device: cpu ({}, {threads} threads)\nvector units: {}", std::env::consts::ARCH, vectors())
-}
-
-#[cfg(target_arch = "x86_64")]
-fn vectors() -> &'static str {
-    if is_x86_feature_detected!("avx512f") {
-        "AVX-512"
-    } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        "AVX2 and FMA"
-    } else {
-        "baseline (slow: no AVX2)"
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn vectors() -> &'static str {
-    "what the compiler assumes for this architecture (untested)"
+    format!("device: cpu ({}, {threads} threads)\nmatrix kernels: {}", std::env::consts::ARCH, gemm::kernels())
 }
 
 fn print(f: &Finding, verbose: bool, out: &mut dyn Write) -> std::io::Result<()> {
@@ -156,7 +151,7 @@ fn object(findings: &[Finding], dead_heads: usize) -> Value {
         "device": "cpu",
         "arch": std::env::consts::ARCH,
         "threads": threads,
-        "vector_units": vectors(),
+        "matrix_kernels": gemm::kernels(),
         "dead_heads": dead_heads,
         "ops": findings.iter().map(op).collect::<Vec<_>>(),
     })
@@ -174,7 +169,8 @@ mod tests {
 
     #[test]
     fn checks_the_operations_asked_for() {
-        let args = Args { op: vec!["rms_norm".into(), "linear".into()], verbose: true, json: false };
+        let op = ["rms_norm", "linear", "rms_norm"].map(String::from).to_vec();
+        let args = Args { op, verbose: true, json: false };
         let text = said(&args);
         assert!(text.contains("2 operations compute the right numbers here."), "{text}");
         assert!(text.contains("ok   rms_norm") && text.contains("d_w by differences"), "{text}");

@@ -3,11 +3,12 @@
 mod report;
 
 use std::io::Write;
-use std::path::Path;
+use std::path::PathBuf;
 
-use hymo_model::{Cost, CostOptions, Error, ModelConfig, RunConfig, presets};
+use hymo_model::{Cost, CostOptions};
 
 use crate::exit::Usage;
+use crate::source::{Source, shown};
 
 /// Parameters by part, operations a token, memory in training, caches
 #[derive(clap::Args)]
@@ -18,7 +19,7 @@ use crate::exit::Usage;
 pub struct Args {
     /// A preset, or a configuration file (a path, or a name ending in .toml)
     #[arg(value_name = "PRESET|CONFIG.toml")]
-    model: String,
+    model: PathBuf,
 
     /// Print one JSON object in place of the tables
     #[arg(long, conflicts_with = "print_config")]
@@ -29,11 +30,12 @@ pub struct Args {
     print_config: bool,
 
     /// Tokens of a sequence [default: the model's context_length]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
 
     /// Sequences held at once: the micro-batch in training, requests in decoding
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
 }
 
@@ -49,53 +51,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     // The configuration has been checked and so have the numbers: no problem is left.
     let cost = Cost::new(&model, options).map_err(|e| Usage(e.to_string()))?;
     if args.json {
-        let mut object = serde_json::json!({ "model": args.model });
+        let mut object = serde_json::json!({ "model": args.model.to_string_lossy() });
         if let (Some(object), serde_json::Value::Object(cost)) = (object.as_object_mut(), serde_json::to_value(&cost)?)
         {
             object.extend(cost);
         }
         return Ok(writeln!(out, "{object:#}")?);
     }
-    Ok(out.write_all(report::text(&args.model, &model, &cost).as_bytes())?)
-}
-
-/// A model and its printed form, which for a preset names the preset.
-struct Source {
-    model: ModelConfig,
-    printed: String,
-}
-
-impl Source {
-    fn find(name: &str) -> Result<Self, Usage> {
-        let path = Path::new(name);
-        let is_path = path.extension().is_some_and(|e| e == "toml") || name.contains(['/', '\\']);
-        if !is_path {
-            match presets::preset(name) {
-                Ok(preset) => return Ok(Source { model: preset.model(), printed: preset.to_toml() }),
-                // A file without the ending is taken too; a preset of the same name goes first.
-                Err(_) if path.is_file() => {}
-                Err(e) => return Err(Usage(format!("{e}. A configuration file is a path or ends in .toml"))),
-            }
-        }
-        let run = read_config(path)?;
-        Ok(Source { printed: run.to_toml(), model: run.model })
-    }
-}
-
-/// Reads a configuration file. Whatever is wrong with it is the user's to change: wrong usage.
-fn read_config(path: &Path) -> Result<RunConfig, Usage> {
-    let wrong = |what: String| Usage(format!("{}: {what}", path.display()));
-    if path.is_dir() {
-        return Err(wrong("a folder, not a configuration file".to_owned()));
-    }
-    let bytes = std::fs::read(path).map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => wrong("no such file".to_owned()),
-        _ => wrong(format!("not readable: {e}")),
-    })?;
-    let text = String::from_utf8(bytes)
-        .map_err(|e| wrong(format!("not UTF-8 text (byte {})", e.utf8_error().valid_up_to())))?;
-    RunConfig::from_toml(&text).map_err(|e| match e {
-        Error::Toml { message } => wrong(format!("not TOML: {}", message.trim_end())),
-        e => wrong(e.to_string()),
-    })
+    Ok(out.write_all(report::text(&shown(&args.model), &model, &cost).as_bytes())?)
 }

@@ -1,5 +1,6 @@
 //! The commands, one a file. A new one is a file with an `Args` and a `run`, and a line in each list here.
 
+mod bench;
 mod data;
 mod doctor;
 mod inspect;
@@ -14,6 +15,7 @@ use clap::Subcommand;
 pub enum Command {
     Inspect(inspect::Args),
     Doctor(doctor::Args),
+    Bench(bench::Args),
     Tokenizer(tokenizer::Args),
     Data(data::Args),
 }
@@ -24,6 +26,7 @@ impl Command {
         match self {
             Command::Inspect(args) => inspect::run(&args, out),
             Command::Doctor(args) => doctor::run(&args, out),
+            Command::Bench(args) => bench::run(&args, out),
             Command::Tokenizer(args) => tokenizer::run(args, out),
             Command::Data(args) => data::run(args, out),
         }

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use toml::{Table, Value};
 
+use super::read::Beyond;
 use super::schema::{Absent, FIELDS, Field, Kind, LONGEST_LIST};
 use super::{Problem, Problems, RunConfig, relations};
 
@@ -14,8 +15,8 @@ use super::{Problem, Problems, RunConfig, relations};
 const REQUIRED_SECTIONS: &[&str] = &["model"];
 
 /// Reads a checked configuration from a tree.
-pub(super) fn check(mut tree: Table) -> Result<RunConfig, Problems> {
-    let mut walk = Walk::default();
+pub(super) fn check(mut tree: Table, beyond: Beyond) -> Result<RunConfig, Problems> {
+    let mut walk = Walk { beyond, ..Walk::default() };
     walk.unknown(&mut tree, "");
     for path in REQUIRED_SECTIONS {
         if section(&mut tree, path).is_none() {
@@ -51,6 +52,7 @@ struct Walk {
     problems: Vec<Problem>,
     /// Paths whose value in the tree is not what the user wrote.
     replaced: BTreeSet<String>,
+    beyond: Beyond,
 }
 
 impl Walk {
@@ -76,16 +78,17 @@ impl Walk {
         for key in keys {
             let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
             let is_field = FIELDS.iter().any(|f| f.path == path);
-            let is_section = FIELDS.iter().any(|f| f.path.starts_with(&format!("{path}.")));
+            let inside = format!("{path}.");
+            let is_section = FIELDS.iter().any(|f| f.path.starts_with(&inside));
             match table.get_mut(&key) {
                 Some(Value::Table(inner)) if is_section => self.unknown(inner, &path),
                 Some(value) if is_section => {
-                    let found = value.to_string();
+                    let found = self.said(&path, value);
                     *value = Value::Table(stand_in(&path));
                     self.note(&path, found, format!("a section [{path}]"));
                 }
                 Some(value) if !is_field => {
-                    let found = format!("an unknown field, set to {value}");
+                    let found = format!("an unknown field, set to {}", self.said(&path, value));
                     table.remove(&key);
                     self.problems.push(Problem::new(path.clone(), found, suggestion(prefix, &key)));
                 }
@@ -103,10 +106,36 @@ impl Walk {
             }
             return;
         };
-        if let Some(found) = wrong(value, &field.kind) {
+        if let Some(found) = self.wrong(value, field) {
             self.note(field.path, found, field.kind.allowed());
             table.insert(field.name().to_owned(), field.kind.stand_in());
         }
+    }
+
+    /// A value as the user wrote it, or nearly.
+    fn said(&self, path: &str, value: &Value) -> String {
+        self.beyond.get(path).cloned().unwrap_or_else(|| value.to_string())
+    }
+
+    /// What is found when a value does not fit, else nothing. Of a list, its first element that does not.
+    fn wrong(&self, value: &Value, field: &Field) -> Option<String> {
+        let Field { path, kind, .. } = field;
+        if fits(value, kind) {
+            return None;
+        }
+        let element = match (kind, value) {
+            (Kind::Choices(words), Value::Array(list)) => Some((list, Kind::Choice(words))),
+            (Kind::Nums(min, max), Value::Array(list)) => Some((list, Kind::Num(*min, *max))),
+            _ => None,
+        };
+        let Some((list, kind)) = element else { return Some(self.said(path, value) + &meant(value, kind)) };
+        Some(match list.iter().position(|v| !fits(v, &kind)) {
+            Some(i) => {
+                let said = self.said(&format!("{path}[{i}]"), &list[i]);
+                format!("{said} as element {} of {}{}", i + 1, list.len(), meant(&list[i], &kind))
+            }
+            None => format!("a list of {}", list.len()),
+        })
     }
 
     fn into_problems(mut self) -> Problems {
@@ -130,16 +159,13 @@ fn stand_in(path: &str) -> Table {
     required.map(|f| (f.name().to_owned(), f.kind.stand_in())).collect()
 }
 
-/// What is found when a value does not fit, else nothing.
-fn wrong(value: &Value, kind: &Kind) -> Option<String> {
-    if fits(value, kind) {
-        return None;
-    }
-    let meant = match (kind, value) {
+/// A guess at what a mistyped word was meant to be.
+fn meant(value: &Value, kind: &Kind) -> String {
+    let near = match (kind, value) {
         (Kind::Choice(words), Value::String(typed)) => nearest(typed, words.iter().copied()),
         _ => None,
     };
-    Some(meant.map_or_else(|| value.to_string(), |word| format!("{value} (did you mean \"{word}\"?)")))
+    near.map_or_else(String::new, |word| format!(" (did you mean \"{word}\"?)"))
 }
 
 fn fits(value: &Value, kind: &Kind) -> bool {
@@ -191,8 +217,9 @@ fn suggestion(section: &str, key: &str) -> String {
 /// The known name that a mistyped one most likely stands for.
 pub(crate) fn nearest<'w>(typed: &str, known: impl Iterator<Item = &'w str>) -> Option<&'w str> {
     const ALIKE: f64 = 0.8;
+    let typed = typed.to_lowercase();
     known
-        .map(|word| (strsim::jaro_winkler(typed, word), word))
+        .map(|word| (strsim::jaro_winkler(&typed, &word.to_lowercase()), word))
         .filter(|(score, _)| *score >= ALIKE)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, word)| word)

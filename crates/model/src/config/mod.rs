@@ -7,13 +7,15 @@
 mod check;
 mod print;
 mod problems;
+mod read;
 mod relations;
 mod schema;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use check::nearest;
-pub use problems::{Problem, Problems};
+pub(crate) use problems::LONGEST;
+pub use problems::{Problem, Problems, one_line};
 pub use schema::{FIELDS, Field, Kind};
 
 use serde::{Deserialize, Serialize};
@@ -158,7 +160,7 @@ pub struct MlaConfig {
     /// How the rotary numbers turn.
     #[serde(default)]
     pub rope: Rope,
-    /// Base of the rotary angles, `position * theta^(-2i / d_rope)`. 1 to 1e9.
+    /// Base of the rotary angles, `position * theta^(-2i / d_rope)`. Above 1, up to 1e9.
     #[serde(default = "schema::rope_theta")]
     pub rope_theta: f64,
     /// Feed-forward block after the attention.
@@ -216,7 +218,7 @@ pub struct MoeConfig {
     pub top_k: usize,
     /// Hidden width of one expert. 1 to 1,048,576.
     pub d_ff: usize,
-    /// Factor on the normalised gates. Above 0, up to 100. `E[1 / |p|_2]` for random logits is 1.412 for 2 of 16.
+    /// Factor on the normalised gates. 0.001 to 100. `E[1 / |p|_2]` for random logits is 1.412 for 2 of 16.
     pub routed_scale: f64,
     /// Weight of the balance loss of each document. 0 to 1; 0 turns it off.
     #[serde(default = "schema::balance_loss")]
@@ -242,7 +244,7 @@ pub struct MtpConfig {
 pub struct LossConfig {
     /// Weight of `lse^2`, which keeps the logits' normaliser near 1. 0 to 1; 0 turns it off.
     pub z_loss: f64,
-    /// Logits become `cap * tanh(logit / cap)`. Above 0, up to 1,000; absent turns it off.
+    /// Logits become `cap * tanh(logit / cap)`. 0.001 to 1,000; absent turns it off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub soft_cap: Option<f64>,
 }
@@ -251,7 +253,7 @@ pub struct LossConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct InitConfig {
-    /// Standard deviation before truncation. Above 0, up to 1.
+    /// Standard deviation before truncation. 0.000001 to 1.
     pub std: f64,
     /// Where the normal is cut, in standard deviations. 1 to 10; 0 does not cut.
     pub truncate: f64,
@@ -264,8 +266,8 @@ impl RunConfig {
     /// [`Error::Toml`] when the text is not TOML, else [`Error::Config`] with every problem there is: unknown, missing and
     /// wrongly typed fields, values out of range, and fields that contradict each other.
     pub fn from_toml(text: &str) -> Result<Self, Error> {
-        let tree: toml::Table = text.parse().map_err(|e: toml::de::Error| Error::Toml { message: e.to_string() })?;
-        Ok(check::check(tree)?)
+        let (tree, beyond) = read::read(text)?;
+        Ok(check::check(tree, beyond)?)
     }
 
     /// The whole configuration as TOML, defaults included, each line with its unit and range.
@@ -282,7 +284,7 @@ impl RunConfig {
         let tree = toml::Table::try_from(self).map_err(|e| {
             Problems::from(Problem::new("model", format!("a value that TOML cannot hold ({e})"), "sizes below 2^63"))
         })?;
-        check::check(tree).map(|_| ())
+        check::check(tree, read::Beyond::new()).map(|_| ())
     }
 }
 

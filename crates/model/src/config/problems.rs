@@ -16,7 +16,8 @@ pub struct Problem {
 impl Problem {
     /// Builds a problem from its three parts.
     pub fn new(path: impl Into<String>, found: impl fmt::Display, expected: impl Into<String>) -> Self {
-        Problem { path: path.into(), found: shortened(&found.to_string()), expected: expected.into() }
+        let path = one_line(&path.into(), LONGEST);
+        Problem { path, found: one_line(&found.to_string(), LONGEST), expected: expected.into() }
     }
 }
 
@@ -26,7 +27,10 @@ impl fmt::Display for Problem {
     }
 }
 
-/// All problems of one configuration. Displays one a line.
+/// Most problems that are displayed: more than a configuration has fields, fewer than hide the first.
+const SHOWN: usize = 100;
+
+/// All problems of one configuration. Displays one a line, the first hundred.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems(Vec<Problem>);
 
@@ -62,18 +66,57 @@ impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.0.len();
         write!(f, "{count} problem{} in the configuration:", if count == 1 { "" } else { "s" })?;
-        self.0.iter().try_for_each(|p| write!(f, "\n  {p}"))
+        self.0.iter().take(SHOWN).try_for_each(|p| write!(f, "\n  {p}"))?;
+        if count > SHOWN { write!(f, "\n  and {} more", count - SHOWN) } else { Ok(()) }
     }
 }
 
 impl std::error::Error for Problems {}
 
-/// A value found may be a whole table; a message is no place for it.
-fn shortened(text: &str) -> String {
-    const LONGEST: usize = 60;
-    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match line.char_indices().nth(LONGEST) {
-        Some((at, _)) => format!("{}...", &line[..at]),
-        None => line,
+/// Most characters of a name or value that a message repeats.
+pub(crate) const LONGEST: usize = 80;
+
+/// Text from outside made fit for one line of a message: control and other invisible characters escaped, runs of spaces and
+/// line ends one space, and the rest of a long text left out. A file's content thus cannot move a terminal's cursor or
+/// fill its screen.
+#[must_use]
+pub fn one_line(text: &str, longest: usize) -> String {
+    let mut line = String::new();
+    let mut space = false;
+    for (n, c) in
+        text.trim().chars().filter(|c| !(std::mem::replace(&mut space, c.is_whitespace()) && space)).enumerate()
+    {
+        if n == longest {
+            return line + "...";
+        }
+        match c {
+            c if c.is_whitespace() => line.push(' '),
+            '"' | '\'' | '\\' => line.push(c),
+            c => line.extend(c.escape_debug()),
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_short_and_visible() {
+        assert_eq!(one_line("plain \"text\" \\ of ümläuts", 60), "plain \"text\" \\ of ümläuts");
+        assert_eq!(one_line("  two\n\n\t lines\r\n", 60), "two lines");
+        assert_eq!(one_line("\u{1b}[31mred\u{7}\u{202e}", 60), "\\u{1b}[31mred\\u{7}\\u{202e}");
+        assert_eq!(one_line(&"x".repeat(1 << 20), 5), "xxxxx...");
+        assert_eq!(one_line("12345", 5), "12345");
+        let problem = Problem::new("k".repeat(100), "v".repeat(100), "a field").to_string();
+        assert!(problem.chars().count() < 240, "{problem}");
+    }
+
+    #[test]
+    fn a_flood_of_problems_is_counted_not_listed() {
+        let many = |n: usize| Problems((0..n).map(|i| Problem::new(format!("k{i}"), i, "none")).collect()).to_string();
+        assert_eq!(many(SHOWN).lines().count(), 1 + SHOWN);
+        assert!(many(SHOWN + 7).ends_with("\n  and 7 more"));
     }
 }

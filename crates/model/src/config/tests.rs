@@ -161,9 +161,77 @@ fn a_bad_file_is_reported_whole() {
   model.mla.d_rope: found 31, expected an even number, as the numbers turn in pairs
   model.moe.top_k: found 3, expected at most model.moe.n_routed, 2
   model.moe.d_ff: found 0, expected a whole number from 1 to 1048576
-  model.moe.routed_scale: found nan, expected a number above 0, up to 100
+  model.moe.routed_scale: found nan, expected a number from 0.001 to 100
   model.mtp.loss_weights: found a list of 0, expected one weight for each of model.mtp.n_modules, 1";
     assert_eq!(found, expected);
+}
+
+/// A number that no type holds is one problem of its field, and hides no other.
+#[test]
+fn numbers_out_of_range_are_problems_of_their_fields() {
+    let printed = run(presets::hymo_nano()).to_toml();
+    let text = printed
+        .replace("d_model = 192", "d_model = 99999999999999999999")
+        .replace("eps = 0.000001", "eps = 1e400")
+        .replace("loss_weights = [0.3, 0.1]", "loss_weights = [0.3, -1e999]")
+        .replace("chunk_size = 64", "chunk_size = 0xffff_ffff_ffff_ffff_f")
+        .replace("d_k = 32", "d_k = inf")
+        .replace("[model.moe]", "[model.moe]\nsurprise = 99999999999999999999")
+        .replace("top_k = 2", "top_k = 65");
+    let found = RunConfig::from_toml(&text).unwrap_err().to_string();
+    let expected = "7 problems in the configuration:
+  model.moe.surprise: found an unknown field, set to 99999999999999999999 (number out of range), expected one of";
+    assert!(found.starts_with(expected), "{found}");
+    for line in [
+        "model.d_model: found 99999999999999999999 (number out of range), expected a whole number from 1 to 65536",
+        "model.norm.eps: found 1e400 (number out of range), expected a number from",
+        "model.gdn.d_k: found inf, expected a whole number from 1 to 1024",
+        "model.gdn.chunk_size: found 0xffff_ffff_ffff_ffff_f (number out of range), expected a whole number",
+        "model.moe.top_k: found 65, expected a whole number from 1 to 64",
+        "model.mtp.loss_weights: found -1e999 (number out of range) as element 2 of 2, expected a list of numbers",
+    ] {
+        assert!(found.contains(&format!("\n  {line}")), "{line}\n{found}");
+    }
+}
+
+#[test]
+fn of_a_list_the_bad_element_is_named() {
+    let mut tree = tree(&run(presets::hymo_nano()));
+    let words = |list: &[&str]| Value::Array(list.iter().map(|&w| Value::String(w.into())).collect());
+    tree["model"].as_table_mut().unwrap().insert("pattern".into(), words(&["gdn", "gdn", "GDN_", "mla"]));
+    let found = problems(&tree)[0].to_string();
+    let expected = "model.pattern: found \"GDN_\" as element 3 of 4 (did you mean \"gdn\"?), expected a list of";
+    assert!(found.starts_with(expected), "{found}");
+    for (list, said) in [(words(&[]), "a list of 0"), (words(&["gdn"; 1025]), "a list of 1025")] {
+        tree["model"].as_table_mut().unwrap().insert("pattern".into(), list);
+        assert_eq!(problems(&tree)[0].found, said);
+    }
+}
+
+/// What a file holds is repeated in one short line without control characters, wherever it stands.
+#[test]
+fn a_hostile_file_is_answered_in_short_plain_lines() {
+    let (long, escape) = ("k".repeat(1 << 20), "\\u001b[2J\\n");
+    for text in [
+        format!("{long} = 1"),
+        format!("[model]\n\"{escape}\" = 1\npattern = [\"{escape}\"]"),
+        format!("[model]\nd_model = \"{long}\"\npattern = [\"{long}\"]\nn_layers = {}", "9".repeat(1 << 20)),
+        format!("[model\n{long}"),
+        format!("x = \u{1b}[31m{long}"),
+        format!("{long} {long}"),
+        format!("a = {}1{}", "[".repeat(10_000), "]".repeat(10_000)),
+    ] {
+        let said = RunConfig::from_toml(&text).unwrap_err().to_string();
+        assert!(said.lines().all(|l| l.chars().count() < 400), "{} characters", said.len());
+        assert!(said.chars().all(|c| c == '\n' || !c.is_control()), "{said:?}");
+    }
+}
+
+#[test]
+fn what_is_not_toml_is_placed() {
+    let said = RunConfig::from_toml("[model]\n  d_model 896\n").unwrap_err().to_string();
+    assert!(said.starts_with("not TOML: line 2, column ") && said.ends_with(", in: d_model 896"), "{said}");
+    assert_eq!(said.lines().count(), 1);
 }
 
 #[test]
@@ -285,7 +353,7 @@ mod any_tree {
                     table.insert(FIELDS[at].name().to_owned(), value);
                 }
             }
-            match check::check(tree) {
+            match check::check(tree, read::Beyond::new()) {
                 Ok(config) => prop_assert!(config.validate().is_ok()),
                 Err(problems) => prop_assert!(!problems.as_slice().is_empty()),
             }

@@ -1,7 +1,8 @@
 //! Operations for one token. A multiplication with its addition counts as two.
 //!
 //! Every matrix is counted from the parameter table: forward once, backward twice (input and weight gradient). The delta
-//! rule is counted in the chunk form that is run (MATH 1.4 and 1.5), full tiles, with what its backward pass recomputes.
+//! rule is counted in the chunk form as MATH 1.4 and 1.5 write it, full tiles, with what its backward pass recomputes there;
+//! the operation takes fewer products (it saves the chunks' states and forms neither U, W nor the inverse in its backward).
 //! Attention is causal: a token sees `(T + 1) / 2` keys on average, whole sequences, no document ends; its backward is five
 //! products for the forward's two, 2.5 times.
 //!
@@ -13,7 +14,7 @@
 
 use serde::Serialize;
 
-use super::active;
+use super::{active, sum};
 use crate::config::{GdnConfig, GdnFfn, LayerKind, MlaConfig, MlaFfn, ModelConfig};
 use crate::params::{ParamSpec, ParamTable, Part};
 
@@ -24,7 +25,7 @@ pub struct Flops {
     pub forward: u64,
     /// Forward and backward pass.
     pub training: u64,
-    /// The same when every block is run again in backward (not the head).
+    /// The same when every layer is run again in backward (not prediction modules and head).
     pub training_checkpointed: u64,
     /// Norms, activations, gates, softmax, loss, forward: counted, yet bound by memory and in no sum.
     pub other_forward: u64,
@@ -46,17 +47,25 @@ pub struct OpFlops {
 }
 
 const HEAD: &str = "head and its loss";
+const MODULES: &str = "mtp projections";
 
 impl Flops {
     pub(super) fn new(model: &ModelConfig, table: &ParamTable, context: usize) -> Self {
         let mut ops = matrices(model, table);
+        // Forward, what only prediction modules do: like the head it is not run again.
+        let mut once = sum(ops.iter().filter(|o| o.op == HEAD || o.op == MODULES).map(|o| o.forward));
         if let Some(gdn) = &model.gdn {
-            let layers = (model.num_layers_of(LayerKind::Gdn) + model.mtp.n_modules) as u64;
-            let conv = 2 * (gdn.conv_channels() * gdn.conv_kernel) as u64 * layers;
-            ops.push(OpFlops { op: "short convolution", forward: conv, backward: 2 * conv });
+            let modules = model.mtp.n_modules as u64;
+            let mut push = |op, forward: u64, backward: u64| {
+                let layers = model.num_layers_of(LayerKind::Gdn) as u64 + modules;
+                ops.push(OpFlops { op, forward: forward * layers, backward: backward * layers });
+                once += forward * modules;
+            };
+            let conv = 2 * (gdn.conv_channels() * gdn.conv_kernel) as u64;
+            push("short convolution", conv, 2 * conv);
             let (forward, backward) = delta_rule_macs(gdn);
-            let all = |macs: f64| (2.0 * macs * gdn.n_heads as f64).round() as u64 * layers;
-            ops.push(OpFlops { op: "delta rule", forward: all(forward), backward: all(backward) });
+            let all = |macs: f64| (2.0 * macs * gdn.n_heads as f64).round() as u64;
+            push("delta rule", all(forward), all(backward));
         }
         if let Some(mla) = &model.mla {
             let macs = attention_macs(mla, context) * model.num_layers_of(LayerKind::Mla) as f64;
@@ -64,17 +73,16 @@ impl Flops {
             ops.push(OpFlops { op: "attention", forward, backward });
         }
         ops.retain(|op| op.forward > 0);
-        let sum = |of: fn(&OpFlops) -> u64| ops.iter().map(of).sum::<u64>();
-        let (forward, training) = (sum(|o| o.forward), sum(|o| o.forward + o.backward));
-        let again = sum(|o| if o.op == HEAD { 0 } else { o.forward });
+        let forward = sum(ops.iter().map(|o| o.forward));
+        let training = forward.saturating_add(sum(ops.iter().map(|o| o.backward)));
         let other = other(model, context);
         Flops {
             forward,
             training,
-            training_checkpointed: training + again,
+            training_checkpointed: training.saturating_add(forward - once),
             other_forward: other,
             // The backward of an elementwise op reads one more input and writes one more output.
-            other_training: 3 * other,
+            other_training: other.saturating_mul(3),
             ops,
         }
     }
@@ -87,7 +95,7 @@ fn matrices(model: &ModelConfig, table: &ParamTable) -> Vec<OpFlops> {
         ("mla projections", Part::Mla),
         ("router and experts", Part::Moe),
         ("dense feed-forward", Part::Ffn),
-        ("mtp projections", Part::Mtp),
+        (MODULES, Part::Mtp),
         (HEAD, Part::Embedding),
     ];
     let is_matrix = |p: &&ParamSpec| p.shape.len() == 2 && !p.name.ends_with(".conv.weight");

@@ -3,11 +3,13 @@
 
 mod flops;
 mod memory;
+mod saved;
 #[cfg(test)]
 mod tests;
 
 pub use flops::{Flops, OpFlops};
-pub use memory::{Activations, Cache, SavedPerToken, TrainingState};
+pub use memory::{Cache, TrainingState};
+pub use saved::{Activations, SavedPerToken};
 
 use serde::Serialize;
 
@@ -23,7 +25,7 @@ pub struct CostOptions {
     pub batch: usize,
 }
 
-/// All costs of a model.
+/// All costs of a model. A figure that its type cannot hold is `u64::MAX`: that or more.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Cost {
     /// What the figures are for.
@@ -83,10 +85,15 @@ impl Cost {
             params: ParamCounts::new(model, &table),
             flops_per_token: Flops::new(model, &table, options.context),
             training_state: TrainingState::new(&table),
-            activations: Activations::new(model, options),
+            activations: Activations::new(model, (options.context as u64).saturating_mul(options.batch as u64)),
             cache: Cache::new(model, options),
         })
     }
+}
+
+/// A sum that stops at the largest number.
+fn sum(terms: impl IntoIterator<Item = u64>) -> u64 {
+    terms.into_iter().fold(0, u64::saturating_add)
 }
 
 impl ParamCounts {

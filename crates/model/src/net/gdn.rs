@@ -1,6 +1,6 @@
 //! A Gated DeltaNet mixer (MATH 1.2).
 
-use super::state::LayerState;
+use super::state::{LayerState, other_kind};
 use super::{Pass, section};
 use crate::config::{GateAct, ModelConfig};
 use crate::params::ParamTable;
@@ -53,7 +53,8 @@ impl Gdn {
     pub(crate) fn forward(&self, tape: &mut Tape, pass: &Pass, n: &Var, state: Option<&mut LayerState>) -> Result<Var> {
         let (h0, tail) = match &state {
             Some(LayerState::Gdn { h, tail }) => (Some(Var::constant(h.clone())), Some(tail.clone())),
-            _ => (None, None),
+            Some(LayerState::Mla { .. }) => return Err(other_kind("an attention layer's", "a delta rule's")),
+            Some(LayerState::Empty) | None => (None, None),
         };
         let [qkv, z, ab] = linear::apply_split(tape, n, &pass.var(&self.proj)?, self.widths)?;
         let (qkv, tail) = short_conv::apply(tape, &qkv, &pass.var(&self.conv)?, &pass.docs, tail.as_ref())?;

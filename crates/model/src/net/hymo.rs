@@ -1,13 +1,14 @@
 //! The whole model: trunk, head, prediction modules, loss.
 
+use super::head::Head;
 use super::mtp::Mtp;
 use super::state::LayerState;
 use super::{Layer, LayerStats, Norm, Pass, State};
-use crate::config::{LossConfig, ModelConfig};
+use crate::config::ModelConfig;
 use crate::params::ParamTable;
-use crate::store::{ParamRef, Params};
+use crate::store::Params;
 use crate::{Batch, Counts, Error};
-use hymo_ops::{Docs, cross_entropy, embedding, linear};
+use hymo_ops::Docs;
 use hymo_tape::{Tape, Var, checkpoint};
 use hymo_tensor::{Ctx, Result, Tensor};
 use std::sync::Arc;
@@ -33,7 +34,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub struct HyMo {
     config: ModelConfig,
-    embed: ParamRef,
+    head: Head,
     layers: Vec<Arc<Layer>>,
     norm: Norm,
     mtp: Vec<Mtp>,
@@ -42,10 +43,10 @@ pub struct HyMo {
 /// How a training pass runs.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Layers whose activations are dropped and computed again in the backward pass, by index. The result has the same
-    /// bits either way.
+    /// Layers whose activations are dropped and computed again in the backward pass, by index from 0. The result has the
+    /// same bits either way.
     pub checkpoint: Vec<usize>,
-    /// Denominators of the means, when the batch is part of a larger step.
+    /// Denominators of the means, when the batch is part of a larger step: one for each depth.
     pub counts: Option<Counts>,
 }
 
@@ -101,7 +102,7 @@ impl HyMo {
         let layers = config.layers().enumerate().map(|(i, kind)| Ok(Arc::new(Layer::new(&table, config, i, kind)?)));
         Ok(HyMo {
             config: config.clone(),
-            embed: ParamRef::named(&table, "embed.weight")?,
+            head: Head::new(&table, config)?,
             layers: layers.collect::<std::result::Result<_, Error>>()?,
             norm: Norm::new(&table, "norm", &config.norm)?,
             mtp: (0..config.mtp.n_modules)
@@ -119,25 +120,39 @@ impl HyMo {
     /// The losses of a batch. On a tape made by [`Tape::training`], run it backwards from [`Losses::seeds`].
     ///
     /// # Errors
-    /// A token id outside the vocabulary; a batch made for another number of prediction modules.
+    /// A token id outside the vocabulary; a batch or counts made for another number of prediction modules; counts that
+    /// are no counts; a layer to checkpoint that there is not.
     pub fn loss(&self, tape: &mut Tape, params: &Params, batch: &Batch, options: &Options) -> Result<Losses> {
         self.check_batch(batch)?;
+        self.check_options(options)?;
         let counts = options.counts.clone().unwrap_or_else(|| batch.counts());
         let pass = Pass::new(self, params, Arc::clone(batch.docs()), &batch.positions(), counts.tokens)?;
-        let embed = pass.var(&self.embed)?;
-        let x = embedding::apply(tape, &batch.inputs().into(), &embed)?; // [N, D]
+        let x = self.head.embed(tape, &pass, batch.inputs())?; // [N, D]
         let (mut h, balance) = self.trunk(tape, &pass, x, &options.checkpoint)?;
         let mut losses = Losses { weighted: Vec::new(), depths: Vec::new(), balance, stats: Vec::new() };
-        let n = self.norm.forward(tape, &pass, &h)?;
-        self.head(tape, &n, &embed, (batch, 0, &counts), &mut losses)?;
-        for (k, module) in self.mtp.iter().enumerate() {
-            let e = embedding::apply(tape, &batch.ahead(k + 1).into(), &embed)?;
-            h = module.forward(tape, &pass, &h, &e, None)?;
-            let n = module.output(tape, &pass, &h)?;
-            self.head(tape, &n, &embed, (batch, k + 1, &counts), &mut losses)?;
+        let weights = std::iter::once(1.).chain(self.config.mtp.loss_weights.iter().copied());
+        for (depth, (weight, &count)) in weights.zip(&counts.valid).enumerate() {
+            let n;
+            (h, n) = self.depth(tape, &pass, batch, h, depth)?;
+            let (loss, mean) = self.head.loss(tape, &pass, &n, &batch.ahead(depth + 1), (weight, count))?;
+            losses.weighted.push(loss);
+            losses.depths.push(mean);
         }
         losses.stats = pass.take_stats();
         Ok(losses)
+    }
+
+    /// From the hidden state of the depth before (of the trunk, for the head's own): this depth's, and what the head
+    /// reads of it.
+    fn depth(&self, tape: &mut Tape, pass: &Pass, batch: &Batch, h: Var, depth: usize) -> Result<(Var, Var)> {
+        let Some(module) = depth.checked_sub(1).map(|k| &self.mtp[k]) else {
+            let n = self.norm.forward(tape, pass, &h)?;
+            return Ok((h, n));
+        };
+        let e = self.head.embed(tape, pass, batch.ahead(depth))?;
+        let h = module.forward(tape, pass, &h, &e, None)?;
+        let n = module.output(tape, pass, &h)?;
+        Ok((h, n))
     }
 
     fn check_batch(&self, batch: &Batch) -> Result<()> {
@@ -146,6 +161,23 @@ impl HyMo {
         }
         let got = format!("rows for {} prediction modules", batch.n_modules());
         Err(hymo_tensor::Error::value("loss", "batch", got, format!("rows for {}", self.mtp.len())))
+    }
+
+    fn check_options(&self, options: &Options) -> Result<()> {
+        let (layers, depths) = (self.layers.len(), self.mtp.len() + 1);
+        if let Some(&i) = options.checkpoint.iter().find(|&&i| i >= layers) {
+            let want = format!("layers in 0..{layers}");
+            return Err(hymo_tensor::Error::value("loss", "options.checkpoint", format!("layer {i}"), want));
+        }
+        let Some(Counts { valid, tokens }) = &options.counts else { return Ok(()) };
+        if valid.len() != depths {
+            let (got, want) = (format!("{} numbers", valid.len()), format!("{depths}, one a depth"));
+            return Err(hymo_tensor::Error::value("loss", "options.counts.valid", got, want));
+        }
+        match valid.iter().chain([tokens]).find(|n| !(n.is_finite() && **n >= 0.)) {
+            Some(n) => Err(hymo_tensor::Error::value("loss", "options.counts", n, "finite numbers from 0")),
+            None => Ok(()),
+        }
     }
 
     /// All layers: x [N, D] -> the residual stream before the final norm, and the balance losses.
@@ -166,28 +198,8 @@ impl HyMo {
         Ok((x, balance))
     }
 
-    /// Adds the loss of one depth to `losses`.
-    fn head(
-        &self,
-        tape: &mut Tape,
-        n: &Var,
-        embed: &Var,
-        (batch, depth, counts): (&Batch, usize, &Counts),
-        losses: &mut Losses,
-    ) -> Result<()> {
-        let LossConfig { z_loss, soft_cap } = self.config.loss;
-        let weight = depth.checked_sub(1).map_or(1., |k| self.config.mtp.loss_weights[k]);
-        let args = cross_entropy::Args { weight, count: counts.valid[depth], z_loss, soft_cap };
-        let targets = batch.ahead(depth + 1);
-        let (loss, sums) = cross_entropy::apply(tape, n, embed, &targets, args)?;
-        losses.weighted.push(loss);
-        // From the sums rather than the weighted loss, whose weight may be 0.
-        losses.depths.push(if args.count > 0. { (sums.nll + z_loss * sums.lse_squared) / args.count } else { 0. });
-        Ok(())
-    }
-
-    /// Logits [N, V] of every position at every depth: the head's, then each prediction module's. For tests and small
-    /// evaluations: training never holds them.
+    /// Logits [N, V] of every position at every depth, soft cap included: the head's, then each prediction module's. For
+    /// tests and small evaluations: training never holds them.
     ///
     /// # Errors
     /// As [`HyMo::loss`].
@@ -195,22 +207,19 @@ impl HyMo {
         self.check_batch(batch)?;
         let tape = &mut Tape::off(ctx);
         let pass = Pass::new(self, params, Arc::clone(batch.docs()), &batch.positions(), batch.counts().tokens)?;
-        let embed = pass.var(&self.embed)?;
-        let x = embedding::apply(tape, &batch.inputs().into(), &embed)?;
+        let x = self.head.embed(tape, &pass, batch.inputs())?;
         let (mut h, _) = self.trunk(tape, &pass, x, &[])?;
-        let n = self.norm.forward(tape, &pass, &h)?;
-        let mut out = vec![linear::forward(ctx, n.value(), embed.value())?];
-        for (k, module) in self.mtp.iter().enumerate() {
-            let e = embedding::apply(tape, &batch.ahead(k + 1).into(), &embed)?;
-            h = module.forward(tape, &pass, &h, &e, None)?;
-            let n = module.output(tape, &pass, &h)?;
-            out.push(linear::forward(ctx, n.value(), embed.value())?);
+        let mut out = Vec::new();
+        for depth in 0..=self.mtp.len() {
+            let n;
+            (h, n) = self.depth(tape, &pass, batch, h, depth)?;
+            out.push(self.head.logits(ctx, &pass, &n)?);
         }
         Ok(out)
     }
 
-    /// Feeds tokens of one sequence to a state that goes on from the tokens before: the head's logits [tokens, V]. Any
-    /// split of a sequence into pieces gives the same logits, up to rounding.
+    /// Feeds tokens of one sequence to a state that goes on from the tokens before: the head's logits [tokens, V],
+    /// soft cap included. Any split of a sequence into pieces gives the same logits, up to rounding.
     ///
     /// # Errors
     /// A token id outside the vocabulary; no tokens; a state of another model.
@@ -233,15 +242,14 @@ impl HyMo {
         let docs = Docs::continuing(1, n, &vec![0; n], &[state.position > 0])?;
         let positions: Vec<i32> = (state.position..state.position + n).map(|p| p as i32).collect();
         let pass = Pass::new(self, params, Arc::new(docs), &positions, n as f64)?;
-        let embed = pass.var(&self.embed)?;
-        let mut x = embedding::apply(tape, &tokens.to_vec().into(), &embed)?;
+        let mut x = self.head.embed(tape, &pass, tokens.to_vec())?;
         // The state is replaced as a whole, so that an error leaves it as it was.
         let mut layers: Vec<LayerState> = state.layers.clone();
         for (layer, state) in self.layers.iter().zip(&mut layers) {
             [x, _] = layer.forward(tape, &pass, &x, Some(state))?;
         }
         let n = self.norm.forward(tape, &pass, &x)?;
-        let logits = linear::forward(ctx, n.value(), embed.value())?;
+        let logits = self.head.logits(ctx, &pass, &n)?;
         *state = State { layers, position: state.position + tokens.len() };
         Ok(logits)
     }

@@ -12,7 +12,7 @@ use hymo_tensor::Result;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Mla {
-    /// Rows q | dkv | kr, or q | kr | uk | uv without a latent.
+    /// Rows q | dkv | kr, or q | kr | uk | uv without a latent; no kr where nothing turns and `d_rope` is 0.
     proj: ParamRef,
     /// Widths of q, of the latent (or k | v) and of k_r, in the order of `proj`.
     widths: [usize; 3],
@@ -43,12 +43,14 @@ impl Mla {
                 up: ParamRef::rows(table, &at, &["uk", "uv"])?,
             }),
         };
-        let (names, widths): (&[&str], _) = match &latent {
-            Some(_) => (&["q", "dkv", "kr"], [q, c.kv_latent, kr]),
-            None => (&["q", "kr", "uk", "uv"], [q, kr, kv]),
+        let (mut names, widths) = match &latent {
+            Some(_) => (vec!["q", "dkv", "kr"], [q, c.kv_latent, kr]),
+            None => (vec!["q", "kr", "uk", "uv"], [q, kr, kv]),
         };
+        // Without rotary numbers there is no such parameter; k_r is then a tensor of no columns.
+        names.retain(|&name| name != "kr" || kr > 0);
         Ok(Mla {
-            proj: ParamRef::rows(table, &at, names)?,
+            proj: ParamRef::rows(table, &at, &names)?,
             widths,
             latent,
             out: ParamRef::named(table, &format!("{at}.o.weight"))?,
@@ -142,5 +144,22 @@ fn attention_args(c: &MlaConfig) -> attention::Args {
         d_rope: c.d_rope,
         d_v: c.d_v,
         scale,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::YarnConfig;
+    use crate::presets;
+
+    /// MATH 2.1 and 2.6: τ = (dn + dr)^(-1/2), times m² = 1.4591 for eight times the context.
+    #[test]
+    fn the_scale_of_a_stretched_context_is_larger() {
+        let mut c = presets::hymo_434m().mla.expect("a preset with attention");
+        let scale = |c: &MlaConfig| attention_args(c).scale;
+        assert!((scale(&c) - 128f64.powf(-0.5)).abs() < 1e-15);
+        c.yarn = Some(YarnConfig { factor: 8., original_context: 4096 });
+        assert!((scale(&c) * 128f64.sqrt() - 1.4591).abs() < 5e-5, "{}", scale(&c));
     }
 }

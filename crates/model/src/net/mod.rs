@@ -5,6 +5,7 @@
 
 mod ffn;
 mod gdn;
+mod head;
 mod hymo;
 mod mla;
 mod mtp;

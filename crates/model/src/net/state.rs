@@ -59,11 +59,17 @@ impl LayerState {
     pub(crate) fn grow(&mut self, ctx: &Ctx, kv: &Tensor, k_r: &Tensor) -> Result<(Tensor, Tensor)> {
         let (kv, k_r) = match self {
             LayerState::Mla { kv: old, k_r: old_r } => (append(ctx, old, kv)?, append(ctx, old_r, k_r)?),
-            _ => (kv.copy(ctx)?, k_r.copy(ctx)?),
+            LayerState::Empty => (kv.copy(ctx)?, k_r.copy(ctx)?),
+            LayerState::Gdn { .. } => return Err(other_kind("a delta rule's", "an attention layer's")),
         };
         *self = LayerState::Mla { kv: kv.clone(), k_r: k_r.clone() };
         Ok((kv, k_r))
     }
+}
+
+/// A state that another model left.
+pub(crate) fn other_kind(got: &str, want: &str) -> Error {
+    Error::value("extend", "state", format!("{got} where the model has another kind of layer"), want)
 }
 
 fn append(ctx: &Ctx, above: &Tensor, below: &Tensor) -> Result<Tensor> {

@@ -117,14 +117,62 @@ impl Reference {
     }
 }
 
-/// One GDN and one MLA layer with experts, two prediction modules.
+/// One GDN and one MLA layer with experts, twice; two prediction modules.
 pub fn config() -> ModelConfig {
-    let text = "[model]\nvocab_size = 50\ncontext_length = 256\nd_model = 24\nn_layers = 4\npattern = [\"gdn\", \"mla\"]\n\
-        [model.gdn]\nn_heads = 2\nd_k = 8\nd_v = 12\nchunk_size = 16\n\
-        [model.mla]\nn_heads = 4\nn_kv_groups = 2\nd_nope = 6\nd_rope = 4\nd_v = 8\nkv_latent = 16\nffn = \"moe\"\n\
-        [model.moe]\nn_routed = 4\nn_shared = 1\ntop_k = 2\nd_ff = 20\nrouted_scale = 1.4\nbalance_loss = 0.01\n\
-        [model.mtp]\nn_modules = 2\nloss_weights = [0.3, 0.1]\n";
-    RunConfig::from_toml(text).unwrap_or_else(|e| panic!("{e}")).model
+    parsed(&[
+        "[model]\nvocab_size = 50\ncontext_length = 256\nd_model = 24\nn_layers = 4\npattern = [\"gdn\", \"mla\"]",
+        "[model.gdn]\nn_heads = 2\nd_k = 8\nd_v = 12\nchunk_size = 16",
+        "[model.mla]\nn_heads = 4\nn_kv_groups = 2\nd_nope = 6\nd_rope = 4\nd_v = 8\nkv_latent = 16\nffn = \"moe\"",
+        "[model.moe]\nn_routed = 4\nn_shared = 1\ntop_k = 2\nd_ff = 20\nrouted_scale = 1.4\nbalance_loss = 0.01",
+        "[model.mtp]\nn_modules = 2\nloss_weights = [0.3, 0.1]",
+    ])
+}
+
+/// Models that between them take every way through the layers' code: beside [`config`], each has two layers.
+pub fn variants() -> Vec<(&'static str, ModelConfig)> {
+    let sizes = |pattern: &str| {
+        format!("[model]\nvocab_size = 50\ncontext_length = 256\nd_model = 16\nn_layers = 2\npattern = [{pattern}]")
+    };
+    let hybrid = sizes("\"gdn\", \"mla\"");
+    let gdn = "[model.gdn]\nn_heads = 2\nd_k = 8\nd_v = 12\nchunk_size = 16";
+    let gdn_ffn = format!("{gdn}\nffn = \"swiglu\"\nd_ff = 20");
+    let mla = "[model.mla]\nn_heads = 4\nn_kv_groups = 2\nd_nope = 6\nd_v = 8";
+    let one_module = "[model.mtp]\nn_modules = 1\nloss_weights = [0.3]";
+    let dense = "ffn = \"swiglu\"\nd_ff = 20";
+    let yarn = "[model.mla.yarn]\nfactor = 4\noriginal_context = 64";
+    vec![
+        ("hybrid", config()),
+        ("gpt", parsed(&[&sizes("\"mla\""), mla, "d_rope = 4\nkv_latent = 0", dense])),
+        (
+            "silu, dense blocks, negative eigenvalues, plain norms, soft cap",
+            parsed(&[
+                &hybrid,
+                "[model.norm]\nzero_centred = false",
+                &format!("{gdn_ffn}\ngate_act = \"silu\"\nallow_neg_eigval = true"),
+                &format!("{mla}\nd_rope = 4\nkv_latent = 16\n{dense}"),
+                "[model.loss]\nsoft_cap = 4",
+                one_module,
+            ]),
+        ),
+        ("yarn", parsed(&[&hybrid, gdn, mla, "d_rope = 4\nkv_latent = 16\nffn = \"none\"", yarn, one_module])),
+        ("no rotary numbers", parsed(&[&hybrid, gdn, mla, "d_rope = 0\nrope = \"none\"\nkv_latent = 16", dense])),
+        (
+            "no latent, nothing turns, experts alone",
+            parsed(&[
+                &hybrid,
+                &gdn_ffn,
+                mla,
+                "d_rope = 0\nrope = \"none\"\nkv_latent = 0\nffn = \"moe\"",
+                "[model.moe]\nn_routed = 4\nn_shared = 0\ntop_k = 1\nd_ff = 20\nrouted_scale = 1",
+                one_module,
+            ]),
+        ),
+    ]
+}
+
+fn parsed(sections: &[&str]) -> ModelConfig {
+    let text = sections.join("\n");
+    RunConfig::from_toml(&text).unwrap_or_else(|e| panic!("{e}\n{text}")).model
 }
 
 /// Initial values with every matrix, norm and buffer moved, so that nothing is negligible.
@@ -133,12 +181,8 @@ pub fn params(ctx: &Ctx, config: &ModelConfig, seed: u64) -> Params {
     let mut noise = Noise::new(seed);
     let specs = params.table().params().to_vec();
     for spec in &specs {
-        let unit = match spec.unit {
-            hymo_model::Unit::Root => 0,
-            hymo_model::Unit::Layer(i) => i + 1,
-        };
         let scale = if spec.name.ends_with("A_log") || spec.name.ends_with("dt_bias") { 0.1 } else { 0.2 };
-        let flat = params.flats_mut()[unit].flat_mut::<f32>().unwrap();
+        let flat = params.flats_mut()[unit(spec)].flat_mut::<f32>().unwrap();
         flat[spec.range()].iter_mut().for_each(|x| *x += (scale * noise.normal()) as f32);
     }
     let names: Vec<String> = params.table().buffers().iter().map(|b| b.name.clone()).collect();
@@ -162,6 +206,21 @@ pub fn packed(config: &ModelConfig, len: usize, rows: &[&[usize]], seed: u64) ->
     Batch::new(rows.len(), len, config.mtp.n_modules, &tokens, &seg).unwrap()
 }
 
+/// The tokens that [`packed`] draws for the same arguments.
+pub fn tokens_of(config: &ModelConfig, rows: &[&[usize]], seed: u64) -> Vec<i32> {
+    let mut noise = Noise::new(seed);
+    let n: usize = rows.iter().map(|r| r.iter().sum::<usize>()).sum();
+    (0..n).map(|_| noise.below(config.vocab_size) as i32).collect()
+}
+
+/// A parameter's unit as an index of [`Params::flats`].
+pub fn unit(spec: &hymo_model::ParamSpec) -> usize {
+    match spec.unit {
+        hymo_model::Unit::Root => 0,
+        hymo_model::Unit::Layer(i) => i + 1,
+    }
+}
+
 /// Losses by depth, balance, total, and the flat gradients of one training pass.
 pub struct Step {
     pub depths: Vec<f64>,
@@ -178,6 +237,11 @@ pub fn step(ctx: &Ctx, config: &ModelConfig, params: &Params, batch: &Batch, opt
     let total = losses.total().unwrap();
     let grads = tape.backward(&losses.seeds()).unwrap().into_params().unwrap();
     Step { depths, balance, total, grads, stats: losses.stats }
+}
+
+/// The bits of some numbers, to compare them exactly.
+pub fn bits(x: &[f64]) -> Vec<u64> {
+    x.iter().map(|v| v.to_bits()).collect()
 }
 
 /// All gradients in order, as doubles.

@@ -1,5 +1,6 @@
 use super::{Args, Latent, absorbed, apply, cached};
 use crate::Docs;
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use crate::linear;
 use hymo_tape::Var;
@@ -104,4 +105,16 @@ pub fn cases() -> Vec<Case> {
         latent(1, 130, 16, args(4, 2, [6, 2, 5])),
         latent(65, 200, 12, args(2, 2, [4, 4, 6])),
     ]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens, and at hymo-30m's, 1 x 1024.
+pub fn benches() -> Vec<Bench> {
+    let bench = |batch: usize, len: usize, n_heads: usize, n_groups: usize, [nope, rope, d_v]: [usize; 3]| {
+        // Half of the scores are in a token's future. Backward makes the scores again and four more products.
+        let pairs = batch * n_heads * len * len / 2;
+        let forward = (2 * pairs * (nope + rope + d_v)) as u64;
+        let case = training(batch, len, &[len], args(n_heads, n_groups, [nope, rope, d_v]));
+        Bench::new(case).flops(forward, forward + forward * 3 / 2)
+    };
+    vec![bench(4, 512, 6, 2, [24, 8, 32]), bench(1, 1024, 6, 2, [48, 16, 64])]
 }

@@ -6,10 +6,11 @@
 use super::operands::{Operands, Views};
 use super::window::Window;
 use super::{Args, Saved};
+use crate::exp::exp;
 use crate::gemm::local;
-use crate::lanes::{dot, lanes};
+use crate::lanes::{self, dot};
 use hymo_tape::GradSlot;
-use hymo_tensor::{Ctx, Mat, MatMut, Result, Tensor, par};
+use hymo_tensor::{Ctx, Mat, MatMut, Result, Tensor, each};
 use std::ops::Range;
 
 /// Keys in a tile.
@@ -46,7 +47,7 @@ pub(super) fn forward(ctx: &Ctx, x: &Operands, window: &Window, args: Args) -> R
     let lses = tiles(lse.view_mut::<f32>()?, window.batch, step, heads);
     let mut peaks = vec![f32::NEG_INFINITY; os.len() * heads];
     let tasks: Vec<_> = os.into_iter().zip(lses).zip(peaks.chunks_mut(heads)).collect();
-    par::each(tasks, |i, ((o, lse), peak)| job.forward_tile(job.at(i, window.queries, step), o, lse, peak));
+    each!(tasks, |i, ((o, lse), peak)| job.forward_tile(job.at(i, window.queries, step), o, lse, peak));
 
     let mut max_logit = ctx.empty::<f32>(&[args.n_heads])?;
     let max = max_logit.flat_mut::<f32>()?;
@@ -73,11 +74,13 @@ fn tiles<T>(m: MatMut<'_, T>, batch: usize, rows: usize, cols: usize) -> Vec<Mat
 
 impl<'a> Job<'a> {
     /// The place of the `i`th of [`tiles`] of `step` rows, `len` to a run.
+    #[inline(always)]
     fn at(&self, i: usize, len: usize, step: usize) -> At {
         let (groups, per_row) = (self.args.n_groups, len.div_ceil(step));
         At { b: i / groups / per_row, g: i % groups, first: i / groups % per_row * step }
     }
 
+    #[inline(always)]
     fn forward_tile(&self, at: At, mut o: MatMut<'_, f32>, mut lse: MatMut<'_, f32>, peak: &mut [f32]) {
         let Job { window, args, .. } = *self;
         let (n, heads, d_v) = (o.rows(), args.heads(), args.d_v);
@@ -111,6 +114,7 @@ impl<'a> Job<'a> {
     }
 
     /// The keys of a tile, content and rotary columns side by side, in `buf`.
+    #[inline(always)]
     fn keys<'b>(&self, buf: &'b mut Vec<f32>, at: At, keys: &Range<usize>) -> Mat<'b, f32> {
         buf.clear();
         for j in keys.clone() {
@@ -124,6 +128,7 @@ impl<'a> Job<'a> {
 
 /// One row of one tile of the online softmax: scores become e^(s - max) where seen and 0 elsewhere, `max` and `sum` take
 /// the tile in. What was summed before must shrink by the factor returned.
+#[inline(always)]
 fn online(s: &mut [f32], seen: Range<usize>, max: &mut f32, sum: &mut f32) -> f32 {
     // A row that sees nothing of this tile: no exponent is taken, so that no -inf meets another.
     if seen.is_empty() {
@@ -134,19 +139,21 @@ fn online(s: &mut [f32], seen: Range<usize>, max: &mut f32, sum: &mut f32) -> f3
     s[seen.end..].fill(0.);
     let s = &mut s[seen];
     let new = highest(s).max(*max);
-    exp(s, new);
-    let shrink = (*max - new).exp();
-    *sum = *sum * shrink + lanes(s.len(), |i| s[i]);
+    exponentials(s, new);
+    let shrink = exp(*max - new);
+    *sum = *sum * shrink + lanes::sum(s, |s| s);
     *max = new;
     shrink
 }
 
 /// x <- e^(x - by), a flat loop over a row.
-fn exp(x: &mut [f32], by: f32) {
-    x.iter_mut().for_each(|x| *x = (*x - by).exp());
+#[inline(always)]
+fn exponentials(x: &mut [f32], by: f32) {
+    x.iter_mut().for_each(|x| *x = exp(*x - by));
 }
 
 /// The largest element, in a form that whole vectors can follow.
+#[inline(always)]
 fn highest(x: &[f32]) -> f32 {
     let mut tops = [f32::NEG_INFINITY; 16];
     let chunks = x.chunks_exact(16);
@@ -158,6 +165,7 @@ fn highest(x: &[f32]) -> f32 {
 }
 
 /// Group `g`'s `width` columns of `n` rows from `row`, without gaps.
+#[inline(always)]
 fn panel(m: Mat<'_, f32>, row: usize, n: usize, g: usize, width: usize) -> Vec<f32> {
     let mut out = Vec::with_capacity(n * width);
     for i in row..row + n {
@@ -167,6 +175,7 @@ fn panel(m: Mat<'_, f32>, row: usize, n: usize, g: usize, width: usize) -> Vec<f
 }
 
 /// A range in pieces of `step`.
+#[inline(always)]
 fn split(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
     range.clone().step_by(step).map(move |i| i..(i + step).min(range.end))
 }
@@ -188,7 +197,7 @@ pub(super) fn backward(
     if let Some((d_q, add)) = d_q.target::<f32>(ctx)? {
         let step = tokens(args);
         let tasks = tiles(d_q, window.batch, step, args.heads() * args.d_k());
-        par::each(tasks, |i, d_q| job.query_tile(job.job.at(i, window.queries, step), d_q, add));
+        each!(tasks, |i, d_q| job.query_tile(job.job.at(i, window.queries, step), d_q, add));
     }
     let (d_kv, d_k_r) = (d_kv.target::<f32>(ctx)?, d_k_r.target::<f32>(ctx)?);
     if d_kv.is_none() && d_k_r.is_none() {
@@ -199,7 +208,7 @@ pub(super) fn backward(
     let (d_k_n, d_v) = (key_tiles(d_k_n, window, args, args.d_nope), key_tiles(d_v, window, args, args.d_v));
     let tasks: Vec<_> =
         d_k_n.into_iter().zip(d_v).zip(key_tiles(d_k_r.map(|t| t.0), window, args, args.d_rope)).collect();
-    par::each(tasks, |i, ((d_k_n, d_v), d_k_r)| {
+    each!(tasks, |i, ((d_k_n, d_v), d_k_r)| {
         let at = job.job.at(i, window.keys, KEYS);
         let (d_k, d_v_sum) = job.key_tile(at);
         store(d_k_n, &d_k, args.d_k(), 0, adds[0]);
@@ -225,7 +234,7 @@ fn key_tiles<'a>(
 /// D = <d_o, o> for every token and head.
 fn deltas(delta: MatMut<'_, f32>, d_o: Mat<'_, f32>, o: Mat<'_, f32>, d_v: usize) {
     const ROWS: usize = 64;
-    par::each(delta.row_blocks(ROWS), |b, mut delta| {
+    each!(delta.row_blocks(ROWS), |b, mut delta| {
         for i in 0..delta.rows() {
             let (d_o, o) = (d_o.row(b * ROWS + i), o.row(b * ROWS + i));
             for ((delta, d_o), o) in delta.row_mut(i).iter_mut().zip(d_o.chunks(d_v)).zip(o.chunks(d_v)) {
@@ -236,6 +245,7 @@ fn deltas(delta: MatMut<'_, f32>, d_o: Mat<'_, f32>, o: Mat<'_, f32>, d_v: usize
 }
 
 /// Writes or adds columns from `col` of `from`, rows of `width`, to a tile.
+#[inline(always)]
 fn store(to: Option<MatMut<'_, f32>>, from: &[f32], width: usize, col: usize, add: bool) {
     let Some(mut to) = to else { return };
     for i in 0..to.rows() {
@@ -269,6 +279,7 @@ struct Queries {
 }
 
 impl Backward<'_> {
+    #[inline(always)]
     fn queries(&self, b: usize, g: usize, tokens: Range<usize>) -> Queries {
         let Job { window, args, x } = self.job;
         let (row, n, heads) = (b * window.queries + tokens.start, tokens.len(), args.heads());
@@ -283,6 +294,7 @@ impl Backward<'_> {
     }
 
     /// p and ds / scale of a panel of queries against a tile of keys, in `p` and `ds`.
+    #[inline(always)]
     fn scores(&self, at: At, queries: &Queries, k: Mat<'_, f32>, keys: &Range<usize>, p: &mut [f32], ds: &mut [f32]) {
         let Job { window, args, x } = self.job;
         let (rows, n, heads) = (queries.rows, keys.len(), args.heads());
@@ -299,11 +311,12 @@ impl Backward<'_> {
                 x[seen.end..].fill(0.);
             }
             let (p, ds) = (&mut p[seen.clone()], &mut ds[seen]);
-            exp(p, queries.lse[r]);
+            exponentials(p, queries.lse[r]);
             ds.iter_mut().zip(&*p).for_each(|(d, p)| *d = p * (*d - queries.delta[r]));
         }
     }
 
+    #[inline(always)]
     fn query_tile(&self, at: At, d_q: MatMut<'_, f32>, add: bool) {
         let Job { window, args, .. } = self.job;
         let (n, heads, d_k) = (d_q.rows(), args.heads(), args.d_k());
@@ -321,6 +334,7 @@ impl Backward<'_> {
     }
 
     /// d_k and d_v of a tile of keys.
+    #[inline(always)]
     fn key_tile(&self, at: At) -> (Vec<f32>, Vec<f32>) {
         let Job { window, args, .. } = self.job;
         let keys = at.first..(at.first + KEYS).min(window.keys);
@@ -344,10 +358,12 @@ impl Backward<'_> {
 }
 
 impl Queries {
+    #[inline(always)]
     fn q(&self, d_k: usize) -> Mat<'_, f32> {
         Mat::new(&self.q, self.rows, d_k, d_k)
     }
 
+    #[inline(always)]
     fn d_o(&self, d_v: usize) -> Mat<'_, f32> {
         Mat::new(&self.d_o, self.rows, d_v, d_v)
     }

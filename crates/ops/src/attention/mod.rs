@@ -21,7 +21,7 @@ mod operands;
 mod window;
 
 pub use absorbed::{Latent, absorbed};
-pub use cases::cases;
+pub use cases::{benches, cases};
 
 use crate::Docs;
 use hymo_tape::{GradSlot, Tape, Var};

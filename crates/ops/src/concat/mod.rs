@@ -3,9 +3,10 @@
 //! a [.., I], b [.., J], y [.., I + J]. Saves nothing. d_a and d_b are column views of d_y, handed over without a copy.
 //! Deterministic. Source: MATH 5.1 (the prediction modules' input is [embedding | hidden]).
 
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{Tape, Var};
-use hymo_tensor::{Ctx, DType, Device, Error, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, DType, Device, Error, Real, Result, Tensor, each};
 
 const OP: &str = "concat";
 
@@ -26,7 +27,7 @@ fn side_by_side<T: Real>(ctx: &Ctx, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     const ROWS: usize = 64;
     let mut y = ctx.empty::<T>(a.shape().with_cols(a.cols() + b.cols()).dims())?;
     let (a, b) = (a.view::<T>()?, b.view::<T>()?);
-    par::each(y.view_mut::<T>()?.row_blocks(ROWS), |k, mut y| {
+    each!(y.view_mut::<T>()?.row_blocks(ROWS), |k, mut y| {
         for i in 0..y.rows() {
             let (left, right) = y.row_mut(i).split_at_mut(a.cols());
             left.copy_from_slice(a.row(k * ROWS + i));
@@ -48,16 +49,22 @@ pub fn apply(tape: &mut Tape, a: &Var, b: &Var) -> Result<Var> {
     Ok(y)
 }
 
+fn case(n: usize, i: usize, j: usize) -> Case {
+    let mut noise = Noise::new((n + i) as u64);
+    Case::new(format!("concat {n} x [{i} | {j}]"), &["y"])
+        .leaf("a", &[n, i], noise.normals(n * i))
+        .leaf("b", &[n, j], noise.normals(n * j))
+        .apply(|tape, v| Ok(vec![apply(tape, &v[0], &v[1])?]))
+}
+
 /// Unequal widths, rows across the blocks.
 pub fn cases() -> Vec<Case> {
-    let case = |n: usize, i: usize, j: usize| {
-        let mut noise = Noise::new((n + i) as u64);
-        Case::new(format!("concat {n} x [{i} | {j}]"), &["y"])
-            .leaf("a", &[n, i], noise.normals(n * i))
-            .leaf("b", &[n, j], noise.normals(n * j))
-            .apply(|tape, v| Ok(vec![apply(tape, &v[0], &v[1])?]))
-    };
     vec![case(1, 1, 2), case(65, 63, 5)]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens.
+pub fn benches() -> Vec<Bench> {
+    vec![Bench::new(case(2048, 192, 192))]
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@
 use super::{Head, Sinks, Token};
 use crate::exp::exp;
 use crate::gemm;
-use crate::lanes::lanes;
-use hymo_tensor::{Ctx, Result, par};
+use crate::lanes;
+use hymo_tensor::{Ctx, Result, each};
 
 /// Logits of a chunk, at most (32 MiB), unless 128 rows have more.
 const LOGITS: usize = 8 << 20;
@@ -43,7 +43,7 @@ pub(super) fn run(ctx: &Ctx, head: &Head<'_>, mut sinks: Sinks<'_, '_>, rows: us
         gemm::nt(ctx, l.reborrow(), h, e, false);
         let tasks: Vec<_> =
             l.row_blocks(ROWS).into_iter().zip(targets.chunks(ROWS).zip(tokens.chunks_mut(ROWS))).collect();
-        par::each(tasks, |_, (mut l, (targets, tokens))| {
+        each!(tasks, |_, (mut l, (targets, tokens))| {
             for (i, (&y, token)) in targets.iter().zip(tokens).enumerate() {
                 match usize::try_from(y) {
                     Ok(y) => *token = softmax(l.row_mut(i), y, head, want_grad),
@@ -63,6 +63,7 @@ pub(super) fn run(ctx: &Ctx, head: &Head<'_>, mut sinks: Sinks<'_, '_>, rows: us
 }
 
 /// One token's loss from its logits, which become d_l when gradients are wanted.
+#[inline(always)]
 fn softmax(l: &mut [f32], y: usize, head: &Head<'_>, want_grad: bool) -> Token {
     let cap = head.soft_cap.map(|cap| cap as f32);
     if let Some(cap) = cap {
@@ -76,9 +77,9 @@ fn softmax(l: &mut [f32], y: usize, head: &Head<'_>, want_grad: bool) -> Token {
         // f32 within a block, f64 across: the error does not grow with the vocabulary.
         sum += f64::from(if keep {
             l.iter_mut().for_each(|l| *l = exp(*l - max));
-            lanes(l.len(), |i| l[i])
+            lanes::sum(l, |l| l)
         } else {
-            lanes(l.len(), |i| exp(l[i] - max))
+            lanes::sum(l, |l| exp(l - max))
         });
     }
     let lse = f64::from(max) + sum.ln();
@@ -105,6 +106,7 @@ fn softmax(l: &mut [f32], y: usize, head: &Head<'_>, want_grad: bool) -> Token {
 const BLOCK: usize = 512;
 
 /// The largest element. NaN is passed over here and comes back through the exponentials.
+#[inline(always)]
 fn largest(l: &[f32]) -> f32 {
     let mut best = [f32::NEG_INFINITY; 16];
     let whole = l.chunks_exact(16);

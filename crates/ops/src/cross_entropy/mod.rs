@@ -2,7 +2,7 @@
 //! l = h Eᵀ,  l̃ = κ tanh(l / κ) (or l),  lse = ln Σ_v exp l̃_v,  nll = lse - l̃_y,
 //! loss = (weight / count) Σ_valid (nll + ζ lse²).
 //!
-//! h [N, D], E [V, D], targets i32 [N] (-1: ignored), loss [1]. Sums of products in the operands' dtype, at least f32;
+//! h [N, D], E [V, D], targets i32 `[N]` (-1: ignored), loss `[1]`. Sums of products in the operands' dtype, at least f32;
 //! softmax in f32 after subtracting the row's maximum; lse, nll and the loss in f64. Reserved logits are not masked:
 //! training teaches the model that they never occur.
 //! While a tape records, forward computes the gradients too, chunk by chunk of tokens while the chunk's logits are at
@@ -15,6 +15,7 @@
 mod cpu;
 mod fast;
 
+use crate::bench::{Bench, Form};
 use crate::check::{Case, Noise};
 use hymo_tape::{GradSlot, Tape, Var};
 use hymo_tensor::{Ctx, Device, Error, MatMut, Real, Result, Tensor};
@@ -163,7 +164,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// The loss [1] and its parts, of h [N, D], E [V, D] and N targets, without gradients: one product.
+/// The loss `[1]` and its parts, of h [N, D], E [V, D] and N targets, without gradients: one product.
 pub fn forward(ctx: &Ctx, h: &Tensor, e: &Tensor, targets: &[i32], args: Args) -> Result<(Tensor, Stats)> {
     let head = Head::new(h, e, targets, args)?;
     head.loss(ctx, &head.run(ctx, Sinks::default())?)
@@ -276,6 +277,13 @@ pub fn cases() -> Vec<Case> {
         case(65, 33, 7, Some(2.), false),
         case(1000, 19, 3, None, false),
     ]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens. All three products, the gradients' too, are made in the forward pass.
+pub fn benches() -> Vec<Bench> {
+    let [n, d, v] = [2048, 192, 4096];
+    let bench = Bench::new(case(n, v, d, None, true)).forward_product(Form::Nt, [n, v, d]);
+    vec![bench.forward_product(Form::Nn, [n, d, v]).forward_product(Form::Tn, [v, d, n])]
 }
 
 #[cfg(test)]

@@ -4,22 +4,22 @@
 use super::{Args, Inputs, Upstream};
 use crate::act::{sigmoid, softplus};
 use hymo_tape::GradSlot;
-use hymo_tensor::{Ctx, Mat, MatMut, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, Mat, MatMut, Real, Result, Tensor, each};
 
 /// The log decay: -exp(A_log) softplus(a + dt_bias).
-#[inline]
+#[inline(always)]
 pub fn log_decay<T: Real>(a: T, a_log: T, dt_bias: T) -> T {
     -a_log.exp() * softplus(a + dt_bias)
 }
 
 /// The writing strength: σ(b), or 2 σ(b).
-#[inline]
+#[inline(always)]
 pub fn beta<T: Real>(b: T, args: Args) -> T {
     if args.allow_neg_eigval { T::of(2.) * sigmoid(b) } else { sigmoid(b) }
 }
 
 /// dβ/db, from β.
-#[inline]
+#[inline(always)]
 fn beta_grad<T: Real>(beta: T, args: Args) -> T {
     beta * (T::one() - if args.allow_neg_eigval { T::of(0.5) * beta } else { beta })
 }
@@ -86,7 +86,7 @@ pub(super) fn forward(ctx: &Ctx, inputs: Inputs<'_>, args: Args) -> Result<[Tens
     let h = a_log.len();
     let (mut g, mut b) = (ctx.empty::<f32>(&[ab.rows(), h])?, ctx.empty::<f32>(&[ab.rows(), h])?);
     let tasks = g.view_mut::<f32>()?.row_blocks(ROWS).into_iter().zip(b.view_mut::<f32>()?.row_blocks(ROWS)).collect();
-    par::each(tasks, |block, (mut gs, mut bs): (MatMut<'_, f32>, MatMut<'_, f32>)| {
+    each!(tasks, |block, (mut gs, mut bs)| {
         for i in 0..gs.rows() {
             let (a, b) = ab.row(block * ROWS + i).split_at(h);
             for (((g, &a), &a_log), &dt) in gs.row_mut(i).iter_mut().zip(a).zip(a_log).zip(dt) {
@@ -117,7 +117,7 @@ pub(super) fn backward(
     // One pass over the rows gives d_ab and, for each block, its share of d_A_log | d_dt_bias.
     let mut partial = ctx.zeros::<f32>(&[blocks.len().max(1), 2 * h])?;
     let tasks: Vec<_> = blocks.into_iter().zip(partial.flat_mut::<f32>()?.chunks_mut(2 * h)).collect();
-    par::each(tasks, |block, (mut d_ab, sums)| {
+    each!(tasks, |block, (mut d_ab, sums)| {
         let (sum_log, sum_dt) = sums.split_at_mut(h);
         for i in block * ROWS..(block * ROWS + ROWS).min(n) {
             let row = ab.row(i);

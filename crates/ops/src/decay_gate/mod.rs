@@ -1,6 +1,6 @@
 //! Gates of the delta rule.  g = -exp(A_log) softplus(a + dt_bias),  β = σ(b), or 2 σ(b) with negative eigenvalues.
 //!
-//! ab [N, 2H] (columns a | b), A_log and dt_bias [H], g and β [N, H]; g is the logarithm of the decay, never positive.
+//! ab [N, 2H] (columns a | b), A_log and dt_bias `[H]`, g and β [N, H]; g is the logarithm of the decay, never positive.
 //! f32 throughout, A_log and dt_bias included (HAZARD 5). Saves ab; all else is one elementwise pass. With
 //! da = -exp(A_log) σ(a + dt_bias) d_g: d_a = da, d_b = d_β β (1 - β) (with 2 σ: β (1 - β / 2)), which follow their slot
 //! (write or add); d_dt_bias += Σ da and d_A_log += Σ d_g g, rows in fixed blocks. Deterministic.
@@ -8,6 +8,7 @@
 
 mod cpu;
 
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{GradSlot, Tape, Var};
 use hymo_tensor::{Ctx, Device, Error, Result, Tensor};
@@ -28,9 +29,9 @@ pub struct Args {
 pub struct Inputs<'a> {
     /// [N, 2H], columns a | b.
     pub ab: &'a Tensor,
-    /// [H], the logarithm of the decay's rate.
+    /// `[H]`, the logarithm of the decay's rate.
     pub a_log: &'a Tensor,
-    /// [H]
+    /// `[H]`
     pub dt_bias: &'a Tensor,
 }
 
@@ -93,21 +94,27 @@ pub fn apply(tape: &mut Tape, ab: &Var, a_log: &Var, dt_bias: &Var, args: Args) 
     }))
 }
 
+fn case(n: usize, h: usize, allow_neg_eigval: bool) -> Case {
+    let mut noise = Noise::new((n * 10 + h) as u64);
+    Case::new(format!("decay_gate {n} x {h}, negative eigenvalues {allow_neg_eigval}"), &["g", "beta"])
+        .leaf("ab", &[n, 2 * h], noise.normals(2 * n * h).into_iter().map(|x| 2. * x).collect())
+        .param("a_log", &[h], noise.normals(h))
+        .param("dt_bias", &[h], noise.normals(h).into_iter().map(|x| x - 3.).collect())
+        .bound("g", 3e-7)
+        .bound("beta", 2e-7)
+        .bound("d_ab", 3e-7)
+        .bound("d_a_log", 2.5e-6) // terms of both signs; the oracle sums 1,000 of them one after another
+        .apply(move |tape, v| Ok(apply(tape, &v[0], &v[1], &v[2], Args { allow_neg_eigval })?.into()))
+}
+
 /// One and several heads, rows across the blocks, both ranges of β.
 pub fn cases() -> Vec<Case> {
-    let case = |n: usize, h: usize, allow_neg_eigval: bool| {
-        let mut noise = Noise::new((n * 10 + h) as u64);
-        Case::new(format!("decay_gate {n} x {h}, negative eigenvalues {allow_neg_eigval}"), &["g", "beta"])
-            .leaf("ab", &[n, 2 * h], noise.normals(2 * n * h).into_iter().map(|x| 2. * x).collect())
-            .param("a_log", &[h], noise.normals(h))
-            .param("dt_bias", &[h], noise.normals(h).into_iter().map(|x| x - 3.).collect())
-            .bound("g", 3e-7)
-            .bound("beta", 2e-7)
-            .bound("d_ab", 3e-7)
-            .bound("d_a_log", 2.5e-6) // terms of both signs; the oracle sums 1,000 of them one after another
-            .apply(move |tape, v| Ok(apply(tape, &v[0], &v[1], &v[2], Args { allow_neg_eigval })?.into()))
-    };
     vec![case(1, 1, false), case(63, 4, true), case(64, 3, false), case(65, 16, true), case(1000, 4, false)]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens.
+pub fn benches() -> Vec<Bench> {
+    vec![Bench::new(case(2048, 4, false))]
 }
 
 #[cfg(test)]
@@ -146,6 +153,25 @@ mod tests {
             let mut grads = tape.backward_from(vec![(g, ones.clone()), (beta, ones)]).unwrap();
             for v in [&ab, &a_log, &dt] {
                 assert!(values(&grads.take(v).unwrap()).unwrap().iter().all(|d| d.is_finite()));
+            }
+        }
+    }
+
+    /// β = σ(b), and 2 σ(b) with negative eigenvalues: by value, as 1.5 σ(b) would have right gradients too.
+    #[test]
+    fn beta_by_value() {
+        let b = [-3f64, -0.5, 0., 1., 4.];
+        let ab: Vec<f32> = b.iter().flat_map(|&b| [0.3, b as f32]).collect();
+        for ctx in [Ctx::cpu(), Ctx::cpu().oracle()] {
+            let ab = Tensor::from_slice(&ctx, &[5, 2], &ab).unwrap();
+            let h = ctx.zeros::<f32>(&[1]).unwrap();
+            for (allow_neg_eigval, range) in [(false, 1.), (true, 2.)] {
+                let inputs = Inputs { ab: &ab, a_log: &h, dt_bias: &h };
+                let [_, beta] = forward(&ctx, inputs, Args { allow_neg_eigval }).unwrap();
+                for (got, b) in values(&beta).unwrap().iter().zip(b) {
+                    let want = range / (1. + (-b).exp());
+                    assert!((got - want).abs() < 3e-7, "{allow_neg_eigval}, {b}: {got} {want}");
+                }
             }
         }
     }

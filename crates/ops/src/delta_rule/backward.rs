@@ -1,23 +1,19 @@
 //! The chunk form's backward (MATH 1.5), generic as the forward is.
 //!
-//! Groups of chunks from the last to the first, three passes over each: what the reverse walk needs, all chunks in
-//! parallel; the walk itself, each row and head in order; all gradients, in parallel again. Two simplifications of
-//! MATH 1.5, from W H_in = U - V' and dK_β = Tᵀ dW = -dV_β H_inᵀ: dA = -strict_lower(dV_β V'ᵀ), so that neither U nor
-//! the inverse is needed, and dg as the sum over the pairs that the decay stands between (see `decay_gradient`).
+//! Every row and head walks its chunks from the last to the first, with the state before the chunk saved by the forward and
+//! the gradient of the state after it at hand. Three simplifications of MATH 1.5, from W H_in = U - V' and dK_β = Tᵀ dW =
+//! -dV_β H_inᵀ: dA = -strict_lower(dV_β V'ᵀ), so that neither U nor the inverse is needed; dH_in = e^{b_C} dH +
+//! (e^b Q̂)ᵀ dO - (β e^b K)ᵀ dV_β, so that W is not either; and dg as the sum over the pairs that the decay stands
+//! between (see `decay_gradient`).
 
 use super::chunk::{Local, Span, by_head, carve, carve_slice, scratch, spans, tiles};
 use super::cpu::unit_grad;
-use super::forward::{chunks_in, decay, store};
+use super::forward::{decay, inner, inner_len, lower_transposed_times, scale_rows};
 use super::{Dims, Saved, Upstream, Views, solve};
 use crate::gemm::local;
-use crate::lanes::dot;
+use crate::lanes::{dot, sum2};
 use hymo_tape::GradSlot;
-use hymo_tensor::{Ctx, Mat, MatMut, Real, Result, Tensor, par};
-
-/// What a chunk's tokens hold between the passes: V' | dV' | W | e^b Q̂ | K̃.
-fn width(d: Dims) -> usize {
-    2 * d.d_v + 3 * d.d_k
-}
+use hymo_tensor::{Ctx, Mat, MatMut, Real, Result, Tensor, each};
 
 /// Where one chunk's gradients go; `None` where they are not wanted.
 struct Targets<'a, T> {
@@ -42,43 +38,19 @@ pub(super) fn backward<T: Real>(
     let d_o = upstream.d_o.or(zeros.as_ref()).expect("invariant: one of the two").view::<T>()?;
     let mut d_state = upstream.d_state::<T>(ctx, d)?;
     let mut targets = [d_qkv.target::<T>(ctx)?, d_g.target::<T>(ctx)?, d_beta.target::<T>(ctx)?];
-    let chunks = d.len.div_ceil(d.chunk);
     let states = saved.states.as_ref().expect("invariant: checked by the caller").view::<T>()?;
-    let in_group = d.batch * d.heads * d.group().min(chunks);
-    let mut work = ctx.empty::<T>(&[in_group * d.chunk, width(d)])?;
-    let mut d_outs = ctx.empty::<T>(&[in_group, d.d_k * d.d_v])?;
-    for (c, tokens) in d.groups().into_iter().rev() {
-        let n = chunks_in(tokens, d);
-        let spans = spans(d, tokens);
-        let h_in = |i: usize| state(states.row(i / n * chunks + c + i % n), d);
-        let mut blocks = work.view_mut::<T>()?.row_blocks(d.chunk);
-        blocks.truncate(spans.len());
-        let first = blocks.iter_mut().map(MatMut::reborrow).zip(&spans).collect();
-        par::each(first, |i, (work, s)| within(ctx, &x, d, *s, (d_o, h_in(i)), work));
-
-        let walk = by_head(blocks.iter_mut().map(MatMut::reborrow).zip(&spans), n);
-        let heads = d_state.view_mut::<T>()?.row_blocks(d.d_k).into_iter();
-        let d_out = d_outs.view_mut::<T>()?.split_rows(spans.len()).0.row_blocks(n);
-        par::each(heads.zip(walk).zip(d_out).collect(), |_, ((mut dh, chunks), mut d_out)| {
-            for (i, (work, s)) in chunks.into_iter().enumerate().rev() {
-                store(d_out.row_mut(i), &dh);
-                across(&x, d, *s, d_o, work, &mut dh);
-            }
-        });
-
-        let d_out = d_outs.view::<T>()?;
-        let outs = group_targets(&mut targets, d, tokens, spans.len());
-        par::each(outs.into_iter().zip(blocks).collect(), |i, (out, work)| {
-            let ends = [h_in(i), state(d_out.row(i), d)];
-            gradients(ctx, &x, d, spans[i], d_o, ends, work.as_mat(), out);
-        });
-    }
+    let walks = by_head(spans(d).into_iter().zip(targets_by_chunk(&mut targets, d)), d.chunks());
+    let heads = d_state.view_mut::<T>()?.row_blocks(d.d_k).into_iter();
+    each!(heads.zip(walks).collect(), |head, (mut d_h, walk)| {
+        let mut buf = scratch::<T>(ctx, scratch_len(d.chunk, d));
+        let buf = buf.flat_mut::<T>().expect("invariant: fresh and contiguous");
+        for (i, (s, out)) in walk.into_iter().enumerate().rev() {
+            let h_in = Mat::new(states.row(head * d.chunks() + i), d.d_k, d.d_v, d.d_v);
+            chunk(&x, d, s, d_o, h_in, &mut d_h, out, buf);
+        }
+    });
     clear_fresh::<T>(&mut d_state, saved, d)?;
     d_h0.give(ctx, d_state)
-}
-
-fn state<T>(row: &[T], d: Dims) -> Mat<'_, T> {
-    Mat::new(row, d.d_k, d.d_v, d.d_v)
 }
 
 /// A row that begins anew has no gradient for its initial state.
@@ -91,17 +63,13 @@ fn clear_fresh<T: Real>(d_state: &mut Tensor, saved: &Saved, d: Dims) -> Result<
     Ok(())
 }
 
-/// The tiles of the group's gradients, one set a chunk.
-fn group_targets<'a, T>(
-    [qkv, g, beta]: &'a mut [Option<(MatMut<'_, T>, bool)>; 3],
-    d: Dims,
-    tokens: (usize, usize),
-    n: usize,
-) -> Vec<Targets<'a, T>> {
+/// The tiles of the gradients, one set a chunk, in the order of [`tiles`].
+fn targets_by_chunk<'a, T>([qkv, g, beta]: &'a mut [Option<(MatMut<'_, T>, bool)>; 3], d: Dims) -> Vec<Targets<'a, T>> {
+    let n = d.batch * d.heads * d.chunks();
     let add = [&*qkv, &*g, &*beta].map(|t| t.as_ref().is_some_and(|t| t.1));
     let cut = |m: Option<MatMut<'a, T>>, width| -> Vec<Option<MatMut<'a, T>>> {
         match m {
-            Some(m) => tiles(m, d, tokens, width).into_iter().map(Some).collect(),
+            Some(m) => tiles(m, d, width).into_iter().map(Some).collect(),
             None => (0..n).map(|_| None).collect(),
         }
     };
@@ -129,83 +97,53 @@ fn group_targets<'a, T>(
         .collect()
 }
 
-/// First pass: V' = U - W H_in, Pᵀ dO in dV's place, W, e^b Q̂ and K̃.
-fn within<T: Real>(
-    ctx: &Ctx,
-    x: &Views<'_, T>,
-    d: Dims,
-    s: Span,
-    (d_o, h_in): (Mat<'_, T>, Mat<'_, T>),
-    work: MatMut<'_, T>,
-) {
-    let n = s.n;
-    let (uw, edges) = (d.d_v + d.d_k, solve::scratch(d.d_v + d.d_k));
-    let mut buf = scratch::<T>(ctx, Local::<T>::len(n, d) + n * uw + edges);
-    let rest = &mut buf.flat_mut::<T>().expect("invariant: fresh and contiguous");
-    let l = Local::new(x, d, s, rest);
-    let mut solved = carve(rest, n, uw);
-    l.solve(x, d, s, solved.reborrow(), carve_slice(rest, edges));
-    let (mut v, more) = work.split_rows(n).0.split_cols(d.d_v);
-    let (d_v, mut more) = more.split_cols(d.d_v);
-    for i in 0..n {
-        let (u, w) = solved.row(i).split_at(d.d_v);
-        v.row_mut(i).copy_from_slice(u);
-        let (to, rest) = more.row_mut(i).split_at_mut(d.d_k);
-        to.copy_from_slice(w);
-        let (q, k) = rest.split_at_mut(d.d_k);
-        q.iter_mut().zip(l.kq.row(n + i)).for_each(|(y, &q)| *y = l.e_in[i] * q);
-        k.iter_mut().zip(l.kq.row(i)).for_each(|(y, &k)| *y = l.e_out[i] * k);
-    }
-    local::nn(v, solved.as_mat().cols_at(d.d_v, d.d_k), h_in, -T::one(), true);
-    local::tn(d_v, l.mp.as_mat().rows_at(n, n), head(d_o, d, s), T::one(), false);
+/// Elements of scratch for a chunk of `n`.
+fn scratch_len(n: usize, d: Dims) -> usize {
+    Local::<f32>::len(n, d)
+        + inner_len(n, d)
+        + solve::scratch(d.d_v)
+        + 2 * n * d.d_v
+        + 2 * n * n
+        + 6 * n * d.d_k
+        + 4 * n
 }
 
 /// The rows and columns of `m` [B T, H V] that are the chunk's.
+#[inline(always)]
 fn head<'a, T>(m: Mat<'a, T>, d: Dims, s: Span) -> Mat<'a, T> {
     m.rows_at(s.row(d, 0), s.n).cols_at(s.h * d.d_v, d.d_v)
 }
 
-/// Second pass, from the chunk's end to its beginning: dV' += K̃ dH, then dH = e^{b_C} dH + (e^b Q̂)ᵀ dO - Wᵀ dV'.
-fn across<T: Real>(x: &Views<'_, T>, d: Dims, s: Span, d_o: Mat<'_, T>, work: MatMut<'_, T>, dh: &mut MatMut<'_, T>) {
-    let (mut d_v, more) = work.split_rows(s.n).0.split_cols(d.d_v).1.split_cols(d.d_v);
-    let more = more.as_mat();
-    let [w, q, k] = [0, 1, 2].map(|i| more.cols_at(i * d.d_k, d.d_k));
-    local::nn(d_v.reborrow(), k, dh.as_mat(), T::one(), true);
-    decay(dh, s.keep(x, d));
-    local::tn(dh.reborrow(), q, head(d_o, d, s), T::one(), true);
-    local::tn(dh.reborrow(), w, d_v.as_mat(), -T::one(), true);
-}
-
-/// Third pass: all gradients of one chunk.
+/// All gradients of one chunk; `d_h` is that of the state after it and becomes that of the state before it.
 // tidy: long, the chain of one chunk's products reads best in one piece
+#[inline(always)]
 #[allow(clippy::too_many_arguments)] // one chunk's operands; a struct would only name them twice
-fn gradients<T: Real>(
-    ctx: &Ctx,
+fn chunk<T: Real>(
     x: &Views<'_, T>,
     d: Dims,
     s: Span,
     d_o: Mat<'_, T>,
-    [h_in, dh_out]: [Mat<'_, T>; 2],
-    work: Mat<'_, T>,
+    h_in: Mat<'_, T>,
+    d_h: &mut MatMut<'_, T>,
     mut out: Targets<'_, T>,
+    mut buf: &mut [T],
 ) {
-    let (n, one) = (s.n, T::one());
-    let solving = solve::scratch(d.d_v);
-    let len = 2 * n * d.d_v + 2 * n * d.d_k + 2 * n * n + 2 * n * d.d_k + 2 * n * d.d_k + 4 * n;
-    let mut buf = scratch::<T>(ctx, Local::<T>::len(n, d) + solving + len);
-    let rest = &mut buf.flat_mut::<T>().expect("invariant: fresh and contiguous");
+    let (n, one, rest) = (s.n, T::one(), &mut buf);
     let l = Local::new(x, d, s, rest);
-    let (kq, work) = (l.kq.as_mat(), work.rows_at(0, n));
-    let v_new = work.cols_at(0, d.d_v);
+    let (v_new, mut kd) = inner(&l, x, d, s, h_in, rest);
+    let v_new = v_new.as_mat();
 
-    // dV_β = Tᵀ dV' over dO: the products that follow want both.
+    // dV' = Pᵀ dO + K̃ dH, then dV_β = Tᵀ dV', over dO: the products that follow want both.
     let mut both = carve(rest, 2 * n, d.d_v);
+    let (mut d_vb, mut d_os) = both.reborrow().split_rows(n);
+    (0..n).for_each(|i| d_os.row_mut(i).copy_from_slice(head(d_o, d, s).row(i)));
+    lower_transposed_times(d_vb.reborrow(), l.mp.as_mat().rows_at(n, n), d_os.as_mat());
+    let kd = &mut kd.reborrow().split_rows(n).0;
+    local::nn(kd.reborrow(), l.kq.as_mat().rows_at(0, n), d_h.as_mat(), one, false);
     for i in 0..n {
-        both.row_mut(i).copy_from_slice(work.cols_at(d.d_v, d.d_v).row(i));
-        both.row_mut(n + i).copy_from_slice(head(d_o, d, s).row(i));
+        d_vb.row_mut(i).iter_mut().zip(kd.row(i)).for_each(|(to, &x)| *to += l.e_out[i] * x);
     }
-    let d_vb = both.reborrow().split_rows(n).0;
-    solve::lower_transposed(l.a.as_mat(), d_vb, carve_slice(rest, solving));
+    solve::lower_transposed(l.a.as_mat(), d_vb, carve_slice(rest, solve::scratch(d.d_v)));
 
     // -dK_β over X, and -dA over dP.
     let mut kx = carve(rest, 2 * n, d.d_k);
@@ -214,30 +152,31 @@ fn gradients<T: Real>(
     local::nt(pairs.reborrow(), both.as_mat(), v_new, one, false);
 
     // E = dA ⊙ A + dP ⊙ P into Γ's place; β N over R into the pairs' place, N = dA ⊙ Γ, R = dP ⊙ Γ.
-    let Local { mut gamma, mp, beta, e_in, e_out, norms, .. } = l;
+    let Local { mut kq, mut gamma, mp, beta, e_in, e_out, norms, .. } = l;
     let (d_beta, inner) = (carve_slice(rest, n), carve_slice(rest, n));
     let (mut top, mut bottom) = pairs.reborrow().split_rows(n);
     for i in 0..n {
         let (na, dp, e) = (top.row_mut(i), bottom.row_mut(i), gamma.row_mut(i));
         let (m, p) = (mp.row(i), mp.row(n + i));
-        let mut sum = T::zero();
-        for j in 0..n {
-            let (da, w) = (if j < i { -na[j] } else { T::zero() }, e[j]);
-            sum += da * m[j];
-            e[j] = beta[i] * da * m[j] + dp[j] * p[j];
-            na[j] = beta[i] * da * w;
-            dp[j] *= w;
+        let beta = beta[i];
+        d_beta[i] = -dot(&na[..i], m);
+        // On and above the diagonal dA is nothing; above it P and Γ are zero.
+        na[i..].fill(T::zero());
+        for ((na, (e, dp)), (&m, &p)) in na.iter_mut().zip(e.iter_mut().zip(dp)).zip(m.iter().zip(p)) {
+            let (da, w) = (beta * *na, *e);
+            *e = *dp * p - da * m;
+            *na = -da * w;
+            *dp *= w;
         }
-        d_beta[i] = sum;
     }
 
     // β N K over R K; then the other side of both pairs, and Y = V' dH_outᵀ.
     let mut right = carve(rest, 2 * n, d.d_k);
-    local::nn(right.reborrow(), pairs.as_mat(), kq.rows_at(0, n), one, false);
+    local::nn(right.reborrow(), pairs.as_mat(), kq.as_mat().rows_at(0, n), one, false);
     let mut dk = carve(rest, n, d.d_k);
-    local::tn(dk.reborrow(), pairs.as_mat(), kq, one, false);
+    local::tn(dk.reborrow(), pairs.as_mat(), kq.as_mat(), one, false);
     let mut y = carve(rest, n, d.d_k);
-    local::nt(y.reborrow(), v_new, dh_out, one, false);
+    local::nt(y.reborrow(), v_new, d_h.as_mat(), one, false);
 
     let kappa = carve_slice(rest, n);
     for i in 0..n {
@@ -269,16 +208,25 @@ fn gradients<T: Real>(
         }
     }
     if let Some(to) = &mut out.g {
-        let through = (0..d.d_k).map(|a| dot(h_in.row(a), dh_out.row(a))).sum::<T>() * s.keep(x, d);
+        let through = (0..d.d_k).map(|a| dot(h_in.row(a), d_h.row(a))).sum::<T>() * s.keep(x, d);
         decay_gradient(gamma.as_mat(), inner, kappa, through, carve_slice(rest, n), |t, dg| {
             put(to.row_mut(t), [dg], out.add[1]);
         });
     }
+
+    // The state before: its decay, what the outputs read of it, what the errors did.
+    decay(d_h, s.keep(x, d));
+    let edges = inner;
+    edges.iter_mut().zip(beta.iter().zip(&*e_in)).for_each(|(to, (&beta, &e))| *to = -beta * e);
+    scale_rows(&mut kq, 0, edges);
+    scale_rows(&mut kq, n, e_in);
+    local::tn(d_h.reborrow(), kq.as_mat(), both.as_mat(), one, true);
 }
 
 /// dg_t: the gradient through every decay that token t's gate is a factor of. Pairs i >= t > j of the chunk (E), from the
 /// carried state to i >= t, from j < t to the chunk's end, from end to end. MATH 1.5's reverse sum of row sums less
 /// column sums is the same in exact arithmetic, but there the pairs on one side of t cancel only up to rounding.
+#[inline(always)]
 fn decay_gradient<T: Real>(
     e: Mat<'_, T>,
     inner: &[T],
@@ -293,12 +241,12 @@ fn decay_gradient<T: Real>(
     for t in (0..n).rev() {
         columns[..t].iter_mut().zip(e.row(t)).for_each(|(sum, &e)| *sum += e);
         from_state += inner[t];
-        let pairs: T = columns[..t].iter().copied().sum();
-        let to_end: T = kappa[..t].iter().copied().sum();
-        put(t, pairs + from_state + to_end + through);
+        let pairs = sum2(&columns[..t], kappa, |pair, to_end| pair + to_end);
+        put(t, pairs + from_state + through);
     }
 }
 
+#[inline(always)]
 fn put<T: Real>(to: &mut [T], values: impl IntoIterator<Item = T>, add: bool) {
     for (to, value) in to.iter_mut().zip(values) {
         *to = if add { *to + value } else { value };

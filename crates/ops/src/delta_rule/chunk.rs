@@ -1,7 +1,8 @@
 //! One chunk of one head: what forward and backward both need of it (MATH 1.4, masks of 1.6).
 
 use super::cpu::unit;
-use super::{Dims, Views, solve};
+use super::{Dims, Views};
+use crate::exp::exp_real;
 use crate::gemm::local;
 use hymo_tensor::{Ctx, MatMut, Real, Tensor};
 
@@ -11,8 +12,9 @@ const FLOOR: f64 = -1000.;
 
 /// e^x for x <= 0, zero where it is below `share` of the type's exponent range. Numbers near that range's end are a
 /// hundred times slower to multiply, and a head that forgets fast is full of them.
+#[inline(always)]
 fn exp<T: Real>(x: f64, share: f64) -> T {
-    if x < share * T::min_positive_value().f64().ln() { T::zero() } else { T::of(x).exp() }
+    if x < share * T::min_positive_value().f64().ln() { T::zero() } else { exp_real(T::of(x)) }
 }
 
 /// Between tokens of a chunk: two of these are multiplied with each other (e^-43 in `f32`).
@@ -35,22 +37,26 @@ pub(super) struct Span {
 
 impl Span {
     /// Row of the batch's matrices that holds token `i` of the chunk.
+    #[inline(always)]
     pub fn row(&self, d: Dims, i: usize) -> usize {
         self.b * d.len + self.from + i
     }
 
     /// First token of the chunk that is of token `i`'s document.
+    #[inline(always)]
     fn first<T>(&self, x: &Views<'_, T>, i: usize) -> usize {
         x.docs.start(self.b, self.from + i).saturating_sub(self.from)
     }
 
     /// Whether token `i` is of the document that the state carried into the chunk belongs to.
+    #[inline(always)]
     fn carried<T>(&self, x: &Views<'_, T>, i: usize) -> bool {
         let t = self.from + i;
         x.docs.start(self.b, t) < self.from || x.docs.carried(self.b, t)
     }
 
     /// b: the sums of the log decays up to each token. In f64, since only differences of them are used.
+    #[inline(always)]
     fn sums<T: Real>(&self, x: &Views<'_, T>, d: Dims) -> Vec<f64> {
         let mut sum = 0.;
         let clip = |g: f64| if g < FLOOR { FLOOR } else { g }; // a NaN stays one
@@ -62,7 +68,9 @@ impl Span {
     }
 
     /// What is left of the carried state after the chunk: e^{b_C}, or zero past a document's end.
+    #[inline(always)]
     pub fn keep<T: Real>(&self, x: &Views<'_, T>, d: Dims) -> T {
+        // The library's exponential: what is left may be a denormal number, and is all there is.
         let last = self.sums(x, d)[self.n - 1];
         if self.carried(x, self.n - 1) { T::of(last).exp() } else { T::zero() }
     }
@@ -74,11 +82,13 @@ pub(super) fn scratch<T: Real>(ctx: &Ctx, len: usize) -> Tensor {
 }
 
 /// The next rows x cols elements of `rest`.
+#[inline(always)]
 pub(super) fn carve<'a, T>(rest: &mut &'a mut [T], rows: usize, cols: usize) -> MatMut<'a, T> {
     MatMut::new(carve_slice(rest, rows * cols), rows, cols, cols)
 }
 
 /// The next `n` elements of `rest`.
+#[inline(always)]
 pub(super) fn carve_slice<'a, T>(rest: &mut &'a mut [T], n: usize) -> &'a mut [T] {
     let (mine, left) = std::mem::take(rest).split_at_mut(n);
     *rest = left;
@@ -111,6 +121,7 @@ impl<'a, T: Real> Local<'a, T> {
         2 * n * d.d_k + 2 * n + 4 * n * n + 3 * n
     }
 
+    #[inline(always)]
     pub fn new(x: &Views<'_, T>, d: Dims, s: Span, rest: &mut &'a mut [T]) -> Self {
         let n = s.n;
         let mut l = Local {
@@ -133,10 +144,9 @@ impl<'a, T: Real> Local<'a, T> {
         local::nt(l.mp.reborrow(), l.kq.as_mat(), l.kq.as_mat().rows_at(0, n), T::one(), false);
         for i in 0..n {
             let (gamma, m, a) = (l.gamma.row(i), l.mp.row_mut(i), l.a.row_mut(i));
-            for j in 0..n {
-                m[j] = if j < i { m[j] * gamma[j] } else { T::zero() };
-                a[j] = l.beta[i] * m[j];
-            }
+            m[..i].iter_mut().zip(gamma).for_each(|(m, &e)| *m *= e);
+            m[i..].fill(T::zero());
+            a.iter_mut().zip(&*m).for_each(|(a, &m)| *a = l.beta[i] * m);
             // Γ is zero where P must be; the product there is finite, since |k| and |q| are.
             l.mp.row_mut(n + i).iter_mut().zip(gamma).for_each(|(p, &e)| *p *= e);
         }
@@ -145,22 +155,27 @@ impl<'a, T: Real> Local<'a, T> {
 
     /// Γ and the two edges. Every exponent is a difference of f64 sums and never positive. Between blocks of rows
     /// e^{b_i - b_j} is the product of the decays to and from the block's first token: fewer exponentials, same sign.
+    #[inline(always)]
     fn decays(&mut self, x: &Views<'_, T>, d: Dims, s: Span) {
         let (n, b) = (s.n, s.sums(x, d));
         let e = |from: f64, to: f64| exp::<T>(to - from, INSIDE);
+        let to = |to: f64, out: &mut [T], from: &[f64]| {
+            out.iter_mut().zip(from).for_each(|(out, &from)| *out = e(from, to));
+        };
         let mut column = vec![T::zero(); n];
         for block in (0..n).step_by(ANCHOR) {
             let end = (block + ANCHOR).min(n);
             let earliest = s.first(x, block).min(block);
-            (earliest..block).for_each(|j| column[j] = e(b[j], b[block]));
+            to(b[block], &mut column[earliest..block], &b[earliest..]);
             for i in block..end {
                 let (first, row) = (s.first(x, i), self.gamma.row_mut(i));
                 let to_here = e(b[block], b[i]);
                 row.fill(T::zero());
                 if first < block {
-                    (first..block).for_each(|j| row[j] = to_here * column[j]);
+                    row[first..block].iter_mut().zip(&column[first..]).for_each(|(e, &c)| *e = to_here * c);
                 }
-                (first.max(block)..=i).for_each(|j| row[j] = e(b[j], b[i]));
+                let first = first.max(block);
+                to(b[i], &mut row[first..=i], &b[first..]);
             }
         }
         let ending = s.first(x, n - 1);
@@ -169,31 +184,14 @@ impl<'a, T: Real> Local<'a, T> {
             self.e_out[i] = if i >= ending { exp(b[n - 1] - b[i], EDGE) } else { T::zero() };
         }
     }
-
-    /// U | W = (I + A)⁻¹ [diag(β) V | diag(β e^b) K] into `uw` [n, V + K].
-    pub fn solve(&self, x: &Views<'_, T>, d: Dims, s: Span, mut uw: MatMut<'_, T>, scratch: &mut [T]) {
-        for i in 0..s.n {
-            let (u, w) = uw.row_mut(i).split_at_mut(d.d_v);
-            let (beta, edge) = (self.beta[i], self.beta[i] * self.e_in[i]);
-            u.iter_mut().zip(x.v(s.row(d, i), s.h)).for_each(|(u, &v)| *u = beta * v);
-            w.iter_mut().zip(self.kq.row(i)).for_each(|(w, &k)| *w = edge * k);
-        }
-        // |W_i| <= β_i e^{b_i}: where that counts as zero, so does W_i, else it would run into denormal numbers.
-        solve::lower(self.a.as_mat(), uw, scratch, |i, row| {
-            if self.e_in[i] == T::zero() {
-                row[d.d_v..].fill(T::zero());
-            }
-        });
-    }
 }
 
-/// The blocks of `m` [B T, H width] that `spans` name, in the order row, head, chunk.
-pub(super) fn tiles<'a, T>(m: MatMut<'a, T>, d: Dims, tokens: (usize, usize), width: usize) -> Vec<MatMut<'a, T>> {
-    let mut out = Vec::new();
-    for row in m.row_blocks(d.len) {
-        let mine = row.split_rows(tokens.0).1.split_rows(tokens.1 - tokens.0).0;
-        let mut heads: Vec<Vec<_>> = (0..d.heads).map(|_| Vec::new()).collect();
-        for (i, tile) in mine.grid(d.chunk, width).into_iter().enumerate() {
+/// The tiles of `m` [B T, H width], one a chunk, in the order row, head, chunk.
+pub(super) fn tiles<'a, T>(m: MatMut<'a, T>, d: Dims, width: usize) -> Vec<MatMut<'a, T>> {
+    let mut out = Vec::with_capacity(d.batch * d.heads * d.chunks());
+    for row in m.row_blocks(d.len.max(1)) {
+        let mut heads: Vec<Vec<_>> = (0..d.heads).map(|_| Vec::with_capacity(d.chunks())).collect();
+        for (i, tile) in row.grid(d.chunk, width).into_iter().enumerate() {
             heads[i % d.heads].push(tile);
         }
         out.extend(heads.into_iter().flatten());
@@ -201,14 +199,11 @@ pub(super) fn tiles<'a, T>(m: MatMut<'a, T>, d: Dims, tokens: (usize, usize), wi
     out
 }
 
-/// The chunks of tokens `from..to` of every row and head, in the order of [`tiles`].
-pub(super) fn spans(d: Dims, (from, to): (usize, usize)) -> Vec<Span> {
-    let mut out = Vec::new();
-    for b in 0..d.batch {
-        for h in 0..d.heads {
-            let spans = (from..to).step_by(d.chunk).map(|t| Span { b, h, from: t, n: d.chunk.min(to - t) });
-            out.extend(spans);
-        }
+/// The chunks of every row and head, in the order of [`tiles`].
+pub(super) fn spans(d: Dims) -> Vec<Span> {
+    let mut out = Vec::with_capacity(d.batch * d.heads * d.chunks());
+    for (b, h) in (0..d.batch).flat_map(|b| (0..d.heads).map(move |h| (b, h))) {
+        out.extend((0..d.len).step_by(d.chunk).map(|t| Span { b, h, from: t, n: d.chunk.min(d.len - t) }));
     }
     out
 }

@@ -4,13 +4,14 @@
 use super::{Dims, Inputs, Saved, Upstream, Views};
 use crate::lanes::dot;
 use hymo_tape::GradSlot;
-use hymo_tensor::{Ctx, MatMut, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, MatMut, Real, Result, Tensor, each};
 
 /// Added to a row's squared length, inside the root.
 const EPS: f64 = 1e-6;
 
 /// to = scale x / |x|, or scale x when the rows are not to be normalised; returns 1 / |x|. The one rounding rule of
 /// every path (HAZARD 7): normalise, round, scale.
+#[inline(always)]
 pub(super) fn unit<T: Real>(to: &mut [T], x: &[T], l2norm: bool, scale: T) -> T {
     let r = if l2norm { (dot(x, x) + T::of(EPS)).sqrt().recip() } else { T::one() };
     to.iter_mut().zip(x).for_each(|(y, &x)| *y = x * r * scale);
@@ -18,6 +19,7 @@ pub(super) fn unit<T: Real>(to: &mut [T], x: &[T], l2norm: bool, scale: T) -> T 
 }
 
 /// to (+)= the gradient of x through [`unit`], where d is that of scale x / |x|.
+#[inline(always)]
 pub(super) fn unit_grad<T: Real>(to: &mut [T], x: &[T], r: T, d: &[T], l2norm: bool, scale: T, add: bool) {
     let along = if l2norm { r * r * dot(x, d) } else { T::zero() };
     for ((to, &x), &d) in to.iter_mut().zip(x).zip(d) {
@@ -27,6 +29,7 @@ pub(super) fn unit_grad<T: Real>(to: &mut [T], x: &[T], r: T, d: &[T], l2norm: b
 }
 
 /// One token of one head: decays the state, reads the error u = β (v - k H̄), writes it, reads out.
+#[inline(always)]
 fn token<T: Real>(h: &mut MatMut<'_, T>, [q, k, v]: [&[T]; 3], g: T, beta: T, o: &mut [T], u: &mut [T]) {
     let alpha = g.exp();
     u.copy_from_slice(v);
@@ -51,7 +54,7 @@ pub(super) fn start<T: Real>(ctx: &Ctx, inputs: Inputs<'_>, d: Dims) -> Result<T
     let mut h = ctx.empty::<T>(&[d.batch, d.heads, d.d_k, d.d_v])?;
     let h0 = inputs.h0.map(Tensor::view::<T>).transpose()?;
     let rows = d.heads * d.d_k;
-    par::each(h.view_mut::<T>()?.row_blocks(rows), |b, mut h| match &h0 {
+    each!(h.view_mut::<T>()?.row_blocks(rows), |b, mut h| match &h0 {
         Some(h0) if inputs.docs.continued(b) => {
             (0..rows).for_each(|i| h.row_mut(i).copy_from_slice(h0.row(b * rows + i)));
         }
@@ -215,7 +218,7 @@ pub(super) fn step<T: Real>(ctx: &Ctx, inputs: Inputs<'_>, d: Dims, state: &mut 
         .zip(o.view_mut::<T>()?.grid(1, d.d_v))
         .zip(scratch.view_mut::<T>()?.row_blocks(1))
         .collect();
-    par::each(tasks, |n, ((mut state, mut o), mut scratch)| {
+    each!(tasks, |n, ((mut state, mut o), mut scratch)| {
         let (b, h) = (n / d.heads, n % d.heads);
         let (q, rest) = scratch.row_mut(0).split_at_mut(d.d_k);
         let (k, u) = rest.split_at_mut(d.d_k);

@@ -1,14 +1,16 @@
 //! The chunk form's forward, generic so that `f64` can show that it is the recurrence.
 //!
-//! Two passes over a group of chunks. First all chunks in parallel: U, W, the part of the output that needs no state
-//! P U, and Q' = e^b Q̂ - P W, so that O = P U + Q' H (MATH 1.4 with V' = U - W H put in). Then each row and head in
-//! order: V' = U - W H, O += Q' H, H = e^{b_C} H + K̃ᵀ V'. A group bounds the memory that the first pass leaves.
+//! Every row and head walks its chunks in order, with the state at hand:
+//!   V' = T diag(β) (V - diag(e^b) K H),   O = diag(e^b) Q̂ H + P V',   H ← e^{b_C} H + K̃ᵀ V'.
+//! That is MATH 1.4 with W H taken inside the solve: W itself, P W and the pass that would store them are never made, which
+//! is a third of the multiplications. What it gives up is parallel work along one head's sequence; heads and rows are
+//! plenty for a processor's threads.
 
-use super::chunk::{Local, Span, by_head, carve_slice, scratch, spans, tiles};
+use super::chunk::{Local, Span, by_head, carve, carve_slice, scratch, spans, tiles};
 use super::cpu::start;
 use super::{Dims, Inputs, Views, solve};
 use crate::gemm::local;
-use hymo_tensor::{Ctx, MatMut, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, Mat, MatMut, Real, Result, Tensor, each};
 
 /// o, the final state and, when wanted, the state before every chunk.
 pub(super) fn forward<T: Real>(
@@ -20,83 +22,109 @@ pub(super) fn forward<T: Real>(
     let x = Views::<T>::new(inputs, d)?;
     let mut o = ctx.empty::<T>(&[x.qkv.rows(), d.heads * d.d_v])?;
     let mut state = start::<T>(ctx, inputs, d)?;
-    let chunks = d.len.div_ceil(d.chunk);
+    let chunks = d.chunks();
     let mut saved = keep.then(|| ctx.empty::<T>(&[d.batch * d.heads * chunks, d.d_k * d.d_v])).transpose()?;
-    let rows = d.batch * d.heads * d.group().min(chunks) * d.chunk;
-    let mut work = ctx.empty::<T>(&[rows, d.d_v + 3 * d.d_k])?;
-    for (c, tokens) in d.groups() {
-        let spans = spans(d, tokens);
-        let mut outs = tiles(o.view_mut::<T>()?, d, tokens, d.d_v);
-        let mut blocks: Vec<_> = work.view_mut::<T>()?.row_blocks(d.chunk).into_iter().zip(&spans).collect();
-        let first = blocks.iter_mut().map(|(w, s)| (w.reborrow(), **s)).zip(outs.iter_mut().map(MatMut::reborrow));
-        par::each(first.collect(), |_, ((work, s), o)| within(ctx, &x, d, s, work, o));
-
-        let n = chunks_in(tokens, d);
-        let chunks = by_head(blocks.into_iter().zip(outs), n);
-        let keeps = match &mut saved {
-            Some(s) => group_states(s.view_mut::<T>()?, d, c, n).into_iter().map(Some).collect(),
-            None => chunks.iter().map(|_| None).collect::<Vec<_>>(),
-        };
-        let heads = state.view_mut::<T>()?.row_blocks(d.d_k).into_iter();
-        par::each(heads.zip(chunks).zip(keeps).collect(), |_, ((mut h, chunks), mut keep)| {
-            for (i, ((work, s), o)) in chunks.into_iter().enumerate() {
-                if let Some(keep) = &mut keep {
-                    store(keep.row_mut(i), &h);
-                }
-                across(&x, d, *s, work, o, &mut h);
+    let keeps: Vec<_> = match &mut saved {
+        Some(s) => s.view_mut::<T>()?.row_blocks(chunks.max(1)).into_iter().map(Some).collect(),
+        None => (0..d.batch * d.heads).map(|_| None).collect(),
+    };
+    let walks = by_head(spans(d).into_iter().zip(tiles(o.view_mut::<T>()?, d, d.d_v)), chunks);
+    let heads = state.view_mut::<T>()?.row_blocks(d.d_k).into_iter();
+    each!(heads.zip(walks).zip(keeps).collect(), |_, ((mut h, walk), mut keep)| {
+        let mut buf = scratch::<T>(ctx, Local::<T>::len(d.chunk, d) + inner_len(d.chunk, d));
+        let buf = buf.flat_mut::<T>().expect("invariant: fresh and contiguous");
+        for (i, (s, o)) in walk.into_iter().enumerate() {
+            if let Some(keep) = &mut keep {
+                store(keep.row_mut(i), &h);
             }
-        });
-    }
+            chunk(&x, d, s, o, &mut h, buf);
+        }
+    });
     Ok((o, state, saved))
 }
 
-/// Chunks in a group's range of tokens.
-pub(super) fn chunks_in((from, to): (usize, usize), d: Dims) -> usize {
-    (to - from).div_ceil(d.chunk)
-}
-
-/// Rows `c..c + n` of every row and head's chunk states.
-fn group_states<T>(m: MatMut<'_, T>, d: Dims, c: usize, n: usize) -> Vec<MatMut<'_, T>> {
-    let blocks = m.row_blocks(d.len.div_ceil(d.chunk)).into_iter();
-    blocks.map(|m| m.split_rows(c).1.split_rows(n).0).collect()
-}
-
-/// First pass: U | W | Q' | K̃ into `work`, P U into `o`.
-fn within<T: Real>(ctx: &Ctx, x: &Views<'_, T>, d: Dims, s: Span, work: MatMut<'_, T>, o: MatMut<'_, T>) {
+/// One chunk: its output from the state before it, then the state after it.
+#[inline(always)]
+fn chunk<T: Real>(x: &Views<'_, T>, d: Dims, s: Span, mut o: MatMut<'_, T>, h: &mut MatMut<'_, T>, mut rest: &mut [T]) {
     let n = s.n;
-    let width = d.d_v + d.d_k;
-    let mut buf = scratch::<T>(ctx, Local::<T>::len(n, d) + solve::scratch(width));
-    let rest = &mut buf.flat_mut::<T>().expect("invariant: fresh and contiguous");
-    let l = Local::new(x, d, s, rest);
-    let (mut uw, edges) = work.split_rows(n).0.split_cols(width);
-    l.solve(x, d, s, uw.reborrow(), carve_slice(rest, solve::scratch(width)));
-    let (mut q, mut k) = edges.split_cols(d.d_k);
+    let mut l = Local::new(x, d, s, &mut rest);
+    let (v, kh) = inner(&l, x, d, s, h.as_mat(), &mut rest);
     for i in 0..n {
-        q.row_mut(i).iter_mut().zip(l.kq.row(n + i)).for_each(|(y, &q)| *y = l.e_in[i] * q);
-        k.row_mut(i).iter_mut().zip(l.kq.row(i)).for_each(|(y, &k)| *y = l.e_out[i] * k);
+        o.row_mut(i).iter_mut().zip(kh.row(n + i)).for_each(|(o, &x)| *o = l.e_in[i] * x);
     }
-    let p = l.mp.as_mat().rows_at(n, n);
-    local::nn(o, p, uw.as_mat().cols_at(0, d.d_v), T::one(), false);
-    local::nn(q, p, uw.as_mat().cols_at(d.d_v, d.d_k), -T::one(), true);
+    times_lower(o, l.mp.as_mat().rows_at(n, n), v.as_mat());
+    decay(h, s.keep(x, d));
+    scale_rows(&mut l.kq, 0, l.e_out);
+    local::tn(h.reborrow(), l.kq.as_mat().rows_at(0, n), v.as_mat(), T::one(), true);
 }
 
-/// Second pass: the chunk's output from the state, then the state after it.
-fn across<T: Real>(x: &Views<'_, T>, d: Dims, s: Span, work: MatMut<'_, T>, o: MatMut<'_, T>, h: &mut MatMut<'_, T>) {
-    let (mut u, rest) = work.split_rows(s.n).0.split_cols(d.d_v);
-    let rest = rest.as_mat();
-    let [w, q, k] = [0, 1, 2].map(|i| rest.cols_at(i * d.d_k, d.d_k));
-    local::nn(u.reborrow(), w, h.as_mat(), -T::one(), true);
-    local::nn(o, q, h.as_mat(), T::one(), true);
-    decay(h, s.keep(x, d));
-    local::tn(h.reborrow(), k, u.as_mat(), T::one(), true);
+/// Elements of scratch for [`inner`].
+pub(super) fn inner_len(n: usize, d: Dims) -> usize {
+    3 * n * d.d_v + solve::scratch(d.d_v)
+}
+
+/// V' = T diag(β) (V - diag(e^b) K H) of a chunk [n, V], and K H over Q̂ H [2n, V].
+#[inline(always)]
+pub(super) fn inner<'a, T: Real>(
+    l: &Local<'_, T>,
+    x: &Views<'_, T>,
+    d: Dims,
+    s: Span,
+    h: Mat<'_, T>,
+    rest: &mut &'a mut [T],
+) -> (MatMut<'a, T>, MatMut<'a, T>) {
+    let n = s.n;
+    let (mut v, mut kh) = (carve(rest, n, d.d_v), carve(rest, 2 * n, d.d_v));
+    local::nn(kh.reborrow(), l.kq.as_mat(), h, T::one(), false);
+    for i in 0..n {
+        let (beta, edge) = (l.beta[i], l.e_in[i]);
+        let terms = x.v(s.row(d, i), s.h).iter().zip(kh.row(i));
+        v.row_mut(i).iter_mut().zip(terms).for_each(|(to, (&v, &kh))| *to = beta * (v - edge * kh));
+    }
+    solve::lower(l.a.as_mat(), v.reborrow(), carve_slice(rest, solve::scratch(d.d_v)));
+    (v, kh)
+}
+
+/// Rows of a triangular matrix that are multiplied as if they were full.
+const STEP: usize = 32;
+
+/// C += P B, P lower triangular [n, n].
+#[inline(always)]
+fn times_lower<T: Real>(mut c: MatMut<'_, T>, p: Mat<'_, T>, b: Mat<'_, T>) {
+    for from in (0..p.rows()).step_by(STEP) {
+        let n = STEP.min(p.rows() - from);
+        let c = c.reborrow().split_rows(from).1.split_rows(n).0;
+        local::nn(c, p.rows_at(from, n).cols_at(0, from + n), b.rows_at(0, from + n), T::one(), true);
+    }
+}
+
+/// C = Pᵀ B, P lower triangular [n, n].
+#[inline(always)]
+pub(super) fn lower_transposed_times<T: Real>(mut c: MatMut<'_, T>, p: Mat<'_, T>, b: Mat<'_, T>) {
+    let rows = p.rows();
+    for from in (0..rows).step_by(STEP) {
+        let n = STEP.min(rows - from);
+        let c = c.reborrow().split_rows(from).1.split_rows(n).0;
+        local::tn(c, p.rows_at(from, rows - from).cols_at(from, n), b.rows_at(from, rows - from), T::one(), false);
+    }
+}
+
+/// Row `from + i` times `by[i]`.
+#[inline(always)]
+pub(super) fn scale_rows<T: Real>(m: &mut MatMut<'_, T>, from: usize, by: &[T]) {
+    for (i, &by) in by.iter().enumerate() {
+        m.row_mut(from + i).iter_mut().for_each(|x| *x *= by);
+    }
 }
 
 /// A copy of a state in one row.
-pub(super) fn store<T: Real>(to: &mut [T], h: &MatMut<'_, T>) {
+#[inline(always)]
+fn store<T: Real>(to: &mut [T], h: &MatMut<'_, T>) {
     to.chunks_mut(h.cols()).enumerate().for_each(|(i, to)| to.copy_from_slice(h.row(i)));
 }
 
 /// H ← e H.
+#[inline(always)]
 pub(super) fn decay<T: Real>(h: &mut MatMut<'_, T>, e: T) {
     for i in 0..h.rows() {
         h.row_mut(i).iter_mut().for_each(|h| *h *= e);
@@ -110,11 +138,11 @@ pub(super) fn inverse<T: Real>(ctx: &Ctx, inputs: Inputs<'_>, d: Dims, s: Span) 
     let mut buf = scratch::<T>(ctx, Local::<T>::len(s.n, d) + solve::scratch(s.n) + s.n * s.n);
     let rest = &mut buf.flat_mut::<T>().unwrap();
     let l = Local::new(&x, d, s, rest);
-    let mut t = super::chunk::carve(rest, s.n, s.n);
+    let mut t = carve(rest, s.n, s.n);
     for i in 0..s.n {
         t.row_mut(i).fill(T::zero());
         t.row_mut(i)[i] = T::one();
     }
-    solve::lower(l.a.as_mat(), t.reborrow(), carve_slice(rest, solve::scratch(s.n)), |_, _| {});
+    solve::lower(l.a.as_mat(), t.reborrow(), carve_slice(rest, solve::scratch(s.n)));
     (0..s.n).flat_map(|i| t.row(i).to_vec()).collect()
 }

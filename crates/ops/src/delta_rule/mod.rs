@@ -20,14 +20,12 @@ mod solve;
 mod tests;
 
 use crate::Docs;
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{GradSlot, Tape, Var};
 use hymo_tensor::{Ctx, DType, Device, Error, Mat, Path, Real, Result, Tensor};
 
 const OP: &str = "delta_rule";
-
-/// Tokens in a group of chunks: what bounds the scratch of a pass.
-const GROUP: usize = 1024;
 
 /// How many heads of which size, and how the sequence is cut.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -140,15 +138,9 @@ impl Dims {
         2 * self.heads * self.d_k + h * self.d_v
     }
 
-    /// Chunks in a group.
-    fn group(self) -> usize {
-        (GROUP / self.chunk).max(1)
-    }
-
-    /// First chunk and token range of every group.
-    fn groups(self) -> Vec<(usize, (usize, usize))> {
-        let tokens = self.group() * self.chunk;
-        (0..self.len).step_by(tokens).map(|t| (t / self.chunk, (t, (t + tokens).min(self.len)))).collect()
+    /// Chunks of a row.
+    fn chunks(self) -> usize {
+        self.len.div_ceil(self.chunk)
     }
 }
 
@@ -311,7 +303,7 @@ fn case(name: &str, [batch, len]: [usize; 2], args: Args, cuts: &[usize], carrie
     case.apply(move |tape, v| Ok(apply(tape, &v[0], &v[1], &v[2], v.get(3), &docs, args)?.into()))
 }
 
-/// A single token, chunk tails, documents across and inside chunks, carried states, several groups of chunks.
+/// A single token, chunk tails, documents across and inside chunks, carried states, many chunks.
 pub fn cases() -> Vec<Case> {
     let args = |n_heads, d_k, d_v, chunk| Args { n_heads, d_k, d_v, chunk, qk_l2norm: true };
     vec![
@@ -320,6 +312,18 @@ pub fn cases() -> Vec<Case> {
         case("one chunk", [2, 64], args(1, 8, 8, 64), &[], true),
         case("one more", [1, 65], args(2, 8, 12, 64), &[20, 21, 64], true),
         case("documents", [2, 130], args(2, 6, 10, 32), &[1, 31, 32, 40, 97, 129], true),
-        case("groups of chunks", [1, 1200], args(2, 5, 7, 64), &[700], false),
+        case("many chunks", [1, 1200], args(2, 5, 7, 64), &[700], false),
     ]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens, and at hymo-30m's, 1 x 1024.
+pub fn benches() -> Vec<Bench> {
+    let bench = |batch, len, n_heads, [d_k, d_v]: [usize; 2]| {
+        let (c, args) = (64, Args { n_heads, d_k, d_v, chunk: 64, qk_l2norm: true });
+        // The products of one chunk (MATH 1.3): K Kᵀ and Q Kᵀ, the triangular solve, those with the state, the rest.
+        let chunk = 2 * c * (2 * c * d_k + c * (d_k + d_v) + 3 * d_k * d_v + c * d_v);
+        let flops = (batch * len / c * n_heads * chunk) as u64;
+        Bench::new(case("training", [batch, len], args, &[], false)).flops(flops, 5 * flops / 2)
+    };
+    vec![bench(4, 512, 4, [32, 64]), bench(1, 1024, 6, [64, 128])]
 }

@@ -1,4 +1,4 @@
-//! Solves with I + A, A strictly lower triangular: what makes V' and W of a chunk (MATH 1.4) without forming the inverse
+//! Solves with I + A, A strictly lower triangular: what makes V' of a chunk (MATH 1.4) without forming the inverse
 //! T = (I + A)⁻¹. Blocks of 16 rows: inside a block the inverse by forward substitution, between blocks products.
 //!
 //! Against T by substitution and two products with it, this does about half the multiplications and saves nothing.
@@ -14,13 +14,9 @@ pub(super) fn scratch(width: usize) -> usize {
     BLOCK * width
 }
 
-/// X ← (I + A)⁻¹ X. `trim` may clear what is negligible in a solved row before later rows are made from it.
-pub(super) fn lower<T: Real>(
-    a: Mat<'_, T>,
-    mut x: MatMut<'_, T>,
-    scratch: &mut [T],
-    mut trim: impl FnMut(usize, &mut [T]),
-) {
+/// X ← (I + A)⁻¹ X.
+#[inline(always)]
+pub(super) fn lower<T: Real>(a: Mat<'_, T>, mut x: MatMut<'_, T>, scratch: &mut [T]) {
     let n = x.rows();
     for from in (0..n).step_by(BLOCK) {
         let m = BLOCK.min(n - from);
@@ -29,12 +25,12 @@ pub(super) fn lower<T: Real>(
         local::nn(mine.reborrow(), a.rows_at(from, m).cols_at(0, from), above.as_mat(), -T::one(), true);
         let inverse = invert(a, from, m);
         let rhs = copy(&mine, scratch);
-        local::nn(mine.reborrow(), Mat::new(&inverse, m, m, BLOCK), rhs, T::one(), false);
-        (0..m).for_each(|i| trim(from + i, mine.row_mut(i)));
+        local::nn(mine, Mat::new(&inverse, m, m, BLOCK), rhs, T::one(), false);
     }
 }
 
 /// X ← (I + A)⁻ᵀ X.
+#[inline(always)]
 pub(super) fn lower_transposed<T: Real>(a: Mat<'_, T>, mut x: MatMut<'_, T>, scratch: &mut [T]) {
     let n = x.rows();
     for from in (0..n).step_by(BLOCK).rev() {
@@ -48,6 +44,7 @@ pub(super) fn lower_transposed<T: Real>(a: Mat<'_, T>, mut x: MatMut<'_, T>, scr
     }
 }
 
+#[inline(always)]
 fn copy<'a, T: Real>(x: &MatMut<'_, T>, scratch: &'a mut [T]) -> Mat<'a, T> {
     let width = x.cols();
     for i in 0..x.rows() {
@@ -57,6 +54,7 @@ fn copy<'a, T: Real>(x: &MatMut<'_, T>, scratch: &'a mut [T]) -> Mat<'a, T> {
 }
 
 /// The inverse of the diagonal block of `m` rows at `from`: T_ii = 1, T_i = -Σ_{j<i} A_ij T_j.
+#[inline(always)]
 fn invert<T: Real>(a: Mat<'_, T>, from: usize, m: usize) -> [T; BLOCK * BLOCK] {
     let mut t = [T::zero(); BLOCK * BLOCK];
     for i in 0..m {

@@ -1,7 +1,7 @@
 //! The oracle, then the fast path.
 
 use hymo_tape::GradSlot;
-use hymo_tensor::{Ctx, Mat, MatMut, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, Mat, MatMut, Real, Result, Tensor, each};
 
 pub(super) fn oracle<T: Real>(ctx: &Ctx, ids: &[i32], e: &Tensor) -> Result<Tensor> {
     let mut x = ctx.zeros::<T>(&[ids.len(), e.cols()])?;
@@ -34,7 +34,7 @@ const ROWS: usize = 64;
 pub(super) fn forward(ctx: &Ctx, ids: &[i32], e: &Tensor) -> Result<Tensor> {
     let mut x = ctx.empty::<f32>(&[ids.len(), e.cols()])?;
     let e = e.view::<f32>()?;
-    par::each(x.view_mut::<f32>()?.row_blocks(ROWS), |b, mut xs| {
+    each!(x.view_mut::<f32>()?.row_blocks(ROWS), |b, mut xs| {
         for i in 0..xs.rows() {
             match ids[b * ROWS + i] {
                 id if id >= 0 => xs.row_mut(i).copy_from_slice(e.row(id as usize)),
@@ -105,6 +105,6 @@ pub(super) fn backward(ctx: &Ctx, ids: &[i32], d_x: &Tensor, d_e: &mut GradSlot<
     let mut keys: Vec<Key> =
         ids.iter().enumerate().filter(|(_, id)| **id >= 0).map(|(i, &id)| Key::new(id, i)).collect();
     keys.sort_unstable();
-    par::each(bands(d_e, &keys), |_, mut band| band.sum(d_x, add));
+    each!(bands(d_e, &keys), |_, mut band| band.sum(d_x, add));
     Ok(())
 }

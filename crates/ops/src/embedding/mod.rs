@@ -1,7 +1,7 @@
-//! Token embedding.  x_i = E[id_i],  x_i = 0 where id_i = -1.
+//! Token embedding.  x_i = E_id_i,  x_i = 0 where id_i = -1.
 //!
-//! ids i32 [N], E [V, D], x [N, D], in E's dtype. The id -1 gives a zero row that has no gradient: the input of an MTP
-//! module whose token would lie beyond its document's end (HAZARD 10). Saves the ids. d_E[v] += Σ d_x_i over id_i = v:
+//! ids i32 `[N]`, E [V, D], x [N, D], in E's dtype. The id -1 gives a zero row that has no gradient: the input of an MTP
+//! module whose token would lie beyond its document's end (HAZARD 10). Saves the ids. d_E_v += Σ d_x_i over id_i = v:
 //! positions sorted by id, each id's rows added in the order of their positions, blocks of ids over the threads. When
 //! the slot adds (a parameter) only the rows of E that occur are touched; when it is written, the others become zero.
 //! No temporary of E's size. Deterministic.
@@ -9,6 +9,7 @@
 
 mod cpu;
 
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{GradSlot, Tape, Var};
 use hymo_tensor::{Ctx, Device, Error, Result, Tensor};
@@ -75,16 +76,17 @@ fn some_ids(n: usize, v: usize) -> Arc<[i32]> {
     (0..n).map(id).collect()
 }
 
+fn case(n: usize, v: usize, d: usize, param: bool) -> Case {
+    let ids = some_ids(n, v);
+    let values = Noise::new((n + d) as u64).normals(v * d);
+    let case = Case::new(format!("embedding of {n}, {v} x {d}, param {param}"), &["x"]);
+    let case = if param { case.param("E", &[v, d], values) } else { case.leaf("E", &[v, d], values) };
+    let sum = if n < 100 { 1.5e-7 } else { 4.5e-7 }; // an id's rows are one sum
+    case.bound("x", 0.).bound("d_E", sum).apply(move |tape, vars| Ok(vec![apply(tape, &ids, &vars[0])?]))
+}
+
 /// E as a parameter (adds to its rows) and as an activation (written in full).
 pub fn cases() -> Vec<Case> {
-    let case = |n: usize, v: usize, d: usize, param: bool| {
-        let ids = some_ids(n, v);
-        let values = Noise::new((n + d) as u64).normals(v * d);
-        let case = Case::new(format!("embedding of {n}, {v} x {d}, param {param}"), &["x"]);
-        let case = if param { case.param("E", &[v, d], values) } else { case.leaf("E", &[v, d], values) };
-        let sum = if n < 100 { 1.5e-7 } else { 4.5e-7 }; // an id's rows are one sum
-        case.bound("x", 0.).bound("d_E", sum).apply(move |tape, vars| Ok(vec![apply(tape, &ids, &vars[0])?]))
-    };
     vec![
         case(1, 1, 1, true),
         case(63, 5, 3, true),
@@ -92,6 +94,13 @@ pub fn cases() -> Vec<Case> {
         case(1000, 100, 17, true),
         case(1000, 33, 5, false),
     ]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens.
+pub fn benches() -> Vec<Bench> {
+    // Only the rows of the tokens are read; their gradients are read and written.
+    let row = 4 * 192 * 2048;
+    vec![Bench::new(case(2048, 4096, 192, true)).bytes(2 * row, 3 * row)]
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use super::{Layout, Saved, Slots, grouped};
 use crate::act::{silu, silu_grad};
 use crate::swiglu::{gated, gated_gradient};
-use hymo_tensor::{Ctx, Mat, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, Mat, Real, Result, Tensor, each};
 
 /// y, and what only the fast path saves.
 type Out = (Tensor, Option<(Layout, Tensor)>);
@@ -110,7 +110,7 @@ pub(super) fn forward(
     let mut h = ctx.empty::<f32>(&[layout.rows(), w2.cols()])?;
     {
         let (ab, gates, pair) = (ab.view::<f32>()?, gates.view::<f32>()?, layout.pairs()?);
-        par::each(h.view_mut::<f32>()?.row_blocks(ROWS), |block, mut h| {
+        each!(h.view_mut::<f32>()?.row_blocks(ROWS), |block, mut h| {
             for i in 0..h.rows() {
                 let row = block * ROWS + i;
                 let (n, j) = pair(row);
@@ -175,7 +175,7 @@ fn activation(ctx: &Ctx, layout: &Layout, ab: &Tensor, gates: &Tensor, d_h: &mut
     let d_hs = d_h.view_mut::<f32>()?.row_blocks(ROWS).into_iter();
     let d_abs = d_ab.view_mut::<f32>()?.row_blocks(ROWS).into_iter();
     let tasks: Vec<_> = d_hs.zip(d_abs).zip(d_gate.flat_mut::<f32>()?.chunks_mut(ROWS)).collect();
-    par::each(tasks, |block, ((mut d_h, mut d_ab), d_gate)| {
+    each!(tasks, |block, ((mut d_h, mut d_ab), d_gate)| {
         for (i, d_gate) in d_gate.iter_mut().enumerate() {
             let row = block * ROWS + i;
             let (n, j) = pair(row);

@@ -1,6 +1,6 @@
 //! The order in which grouped products see the tokens: by expert, and within an expert by token.
 
-use hymo_tensor::{Ctx, Error, MatMut, Result, Tensor, par};
+use hymo_tensor::{Ctx, Error, MatMut, Result, Tensor, each};
 
 /// Rows in a block of copying.
 const ROWS: usize = 64;
@@ -85,7 +85,7 @@ impl Layout {
     pub fn gather(&self, ctx: &Ctx, x: &Tensor) -> Result<Tensor> {
         let mut out = ctx.empty::<f32>(&[self.rows(), x.cols()])?;
         let (x, pair) = (x.view::<f32>()?, self.pairs()?);
-        par::each(out.view_mut::<f32>()?.row_blocks(ROWS), |b, mut out| {
+        each!(out.view_mut::<f32>()?.row_blocks(ROWS), |b, mut out| {
             for i in 0..out.rows() {
                 out.row_mut(i).copy_from_slice(x.row(pair(b * ROWS + i).0));
             }
@@ -93,10 +93,10 @@ impl Layout {
         Ok(out)
     }
 
-    /// y[n] = Σ_j z[row of (n, j)], or y[n] += that sum when `add`: a gather in the order of j, not a scatter.
+    /// y_n = Σ_j z_(row of (n, j)), or y_n += that sum when `add`: a gather in the order of j, not a scatter.
     pub fn combine(&self, y: MatMut<'_, f32>, z: &Tensor, add: bool) -> Result<()> {
         let (z, slot, k) = (z.view::<f32>()?, self.slot.flat::<i32>()?, self.top_k);
-        par::each(y.row_blocks(ROWS), |b, mut y| {
+        each!(y.row_blocks(ROWS), |b, mut y| {
             for i in 0..y.rows() {
                 let first = (b * ROWS + i) * k;
                 let y = y.row_mut(i);

@@ -1,6 +1,6 @@
 //! Routed SwiGLU experts.
 //!
-//! y[n] = Σ_j gate[n, j] f_e(x[n]), e = chosen[n, j],  f_e(x) = W2_e (silu(W1_e x) ⊙ W3_e x).
+//! y`[n]` = Σ_j gate[n, j] f_e(x`[n]`), e = chosen(n, j),  f_e(x) = W2_e (silu(W1_e x) ⊙ W3_e x).
 //!
 //! x, y [.., D] (N rows), chosen [N, K] i32, gates [N, K], w13 [E, 2F, D] (of each expert the rows of W1, then those of
 //! W3), w2 [E, D, F]. Sums in the operands' dtype (f32 on the processor). No capacity, no token dropped; padding is
@@ -22,6 +22,7 @@ mod tests;
 
 pub use layout::Layout;
 
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{GradSlot, Tape, Var};
 use hymo_tensor::{Ctx, DType, Device, Error, Result, Tensor};
@@ -188,4 +189,12 @@ pub fn cases() -> Vec<Case> {
         case([65, 9, 4, 4, 2], Spread::Skewed),
         case([1000, 3, 2, 6, 2], Spread::Even),
     ]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens.
+pub fn benches() -> Vec<Bench> {
+    let [n, d, f, experts, top_k] = [2048, 192, 128, 8, 2];
+    let rows = n * top_k / experts;
+    let bench = Bench::new(case([n, d, f, experts, top_k], Spread::Even));
+    vec![bench.projection([rows, d, 2 * f], experts).projection([rows, f, d], experts)]
 }

@@ -2,9 +2,9 @@
 #![allow(clippy::needless_range_loop)] // oracles index as the formulas do
 
 use super::{Args, Saved};
-use crate::lanes::{dot, lanes};
+use crate::lanes::dot;
 use hymo_tape::GradSlot;
-use hymo_tensor::{Ctx, MatMut, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, MatMut, Real, Result, Tensor, each};
 
 pub(super) fn oracle<T: Real>(ctx: &Ctx, o: &Tensor, z: &Tensor, w: &Tensor, args: Args) -> Result<(Tensor, Tensor)> {
     let (heads, d_v) = (o.cols() / args.d_v, args.d_v);
@@ -76,7 +76,7 @@ pub(super) fn forward(ctx: &Ctx, o: &Tensor, z: &Tensor, w: &Tensor, args: Args)
     let (o, z, w) = (o.view::<f32>()?, z.view::<f32>()?, w.flat::<f32>()?);
     let tasks: Vec<_> =
         y.view_mut::<f32>()?.row_blocks(ROWS).into_iter().zip(r.view_mut::<f32>()?.row_blocks(ROWS)).collect();
-    par::each(tasks, |b, (mut ys, mut rs)| {
+    each!(tasks, |b, (mut ys, mut rs)| {
         for i in 0..ys.rows() {
             let heads = o.row(b * ROWS + i).chunks_exact(d_v).zip(z.row(b * ROWS + i).chunks_exact(d_v));
             let outs = ys.row_mut(i).chunks_exact_mut(d_v).zip(rs.row_mut(i));
@@ -103,6 +103,7 @@ struct Head<'a> {
 
 impl Head<'_> {
     /// Writes d_n and d_z (as they are, nothing added) and adds to d_w.
+    #[inline(always)]
     fn gates(&self, d_n: &mut [f32], d_z: &mut [f32], d_w: &mut [f32]) {
         let operands = self.g.iter().zip(self.o).zip(self.z).zip(self.w);
         for (((((&g, &o), &z), &w), d_n), (d_z, d_w)) in operands.zip(d_n).zip(d_z.iter_mut().zip(d_w)) {
@@ -115,9 +116,10 @@ impl Head<'_> {
     }
 
     /// Turns d_n into d_o.
+    #[inline(always)]
     fn norm(&self, d_n: &mut [f32]) {
         let (o, r) = (self.o, self.r);
-        let mean = r * lanes(o.len(), |i| d_n[i] * o[i]) / o.len() as f32;
+        let mean = r * dot(o, d_n) / o.len() as f32;
         d_n.iter_mut().zip(o).for_each(|(d, &o)| *d = r * (*d - o * r * mean));
     }
 }
@@ -141,7 +143,7 @@ pub(super) fn backward(
         .zip(tiles(d_z.map(|t| t.0), blocks))
         .zip(partial.flat_mut::<f32>()?.chunks_mut(d_v))
         .collect();
-    par::each(tasks, |b, ((mut d_o, mut d_z), d_w)| {
+    each!(tasks, |b, ((mut d_o, mut d_z), d_w)| {
         let (mut own_o, mut own_z) = (vec![0.; d_v], vec![0.; d_v]);
         for n in b * ROWS..(b * ROWS + ROWS).min(o.rows()) {
             for (h, &r) in r.row(n).iter().enumerate() {
@@ -177,6 +179,7 @@ fn tiles(d: Option<MatMut<'_, f32>>, blocks: usize) -> Vec<Option<MatMut<'_, f32
     }
 }
 
+#[inline(always)]
 fn put(to: &mut [f32], from: &[f32], add: bool) {
     let pairs = to.iter_mut().zip(from);
     if add { pairs.for_each(|(y, &x)| *y += x) } else { pairs.for_each(|(y, &x)| *y = x) }

@@ -1,7 +1,7 @@
 //! Gated RMSNorm, one norm a head, the norm before the gate.
 //! n = o r,  r = (mean(o²) + ε)^(-1/2) over the head's V numbers,  y = w ⊙ n ⊙ φ(z).
 //!
-//! o, z, y [N, H V] (each may be columns of a wider tensor), w [V] shared by the heads (plain: 1 is the identity), φ
+//! o, z, y [N, H V] (each may be columns of a wider tensor), w `[V]` shared by the heads (plain: 1 is the identity), φ
 //! silu or sigmoid. Sums in the operands' dtype, at least f32; n is not rounded before it meets w. Saves o, z and
 //! r [N, H]; φ(z) is recomputed. With d_n = d_y ⊙ w ⊙ φ(z): d_o = r (d_n - n mean(d_n ⊙ n)), d_z = d_y ⊙ w ⊙ n ⊙ φ'(z),
 //! both following their slots (write or add); d_w += Σ d_y ⊙ n ⊙ φ(z), rows in fixed blocks. Deterministic.
@@ -10,6 +10,7 @@
 mod cpu;
 
 use crate::act::GateAct;
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{GradSlot, Tape, Var};
 use hymo_tensor::{Ctx, Device, Error, Result, Tensor};
@@ -42,7 +43,7 @@ impl Saved {
     }
 }
 
-/// y and what the backward needs, of o and z [N, H V] and w [V].
+/// y and what the backward needs, of o and z [N, H V] and w `[V]`.
 pub fn forward(ctx: &Ctx, o: &Tensor, z: &Tensor, w: &Tensor, args: Args) -> Result<(Tensor, Saved)> {
     if args.d_v == 0 || o.cols() % args.d_v != 0 {
         return Err(Error::value(OP, "d_v", args.d_v, format!("a divisor of o's {} columns", o.cols())));
@@ -116,6 +117,11 @@ pub fn cases() -> Vec<Case> {
         case(65, 3, 17, Sigmoid),
         case(1000, 2, 8, Silu),
     ]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens.
+pub fn benches() -> Vec<Bench> {
+    vec![Bench::new(case(2048, 4, 64, GateAct::Sigmoid))]
 }
 
 #[cfg(test)]

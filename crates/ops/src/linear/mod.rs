@@ -5,6 +5,7 @@
 //! part, added by the others); d_W += d_yᵀ x, part by part. Deterministic.
 //! Source: MATH 0 (W is stored [out, in]).
 
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use crate::gemm;
 use hymo_tape::{GradSlot, Tape, Var};
@@ -56,7 +57,8 @@ fn products<T: Real>(
     let (x, w) = (x.view::<T>()?, w.view::<T>()?);
     let mut row = 0;
     for (width, d_y) in parts {
-        if let Some(d_y) = d_y {
+        // A part of no columns (no rotary numbers, say) has nothing to add, and a matrix of no rows for a view.
+        if let Some(d_y) = d_y.as_ref().filter(|_| *width > 0) {
             let d_y = d_y.view::<T>()?;
             if let Some((d_x, add)) = d_x.target::<T>(ctx)? {
                 gemm::nn(ctx, d_x, d_y, w.rows_at(row, *width), add);
@@ -99,17 +101,24 @@ pub fn apply(tape: &mut Tape, x: &Var, w: &Var) -> Result<Var> {
     Ok(y)
 }
 
+fn case(n: usize, i: usize, widths: [usize; 2]) -> Case {
+    let o = widths[0] + widths[1];
+    let mut noise = Noise::new((n * 1000 + i) as u64);
+    Case::new(format!("linear {n} x {i} -> {widths:?}"), &["y0", "y1"])
+        .leaf("x", &[n, i], noise.normals(n * i))
+        .param("w", &[o, i], noise.normals(o * i))
+        .apply(move |tape, v| Ok(apply_split(tape, &v[0], &v[1], widths)?.into()))
+}
+
 /// Odd sizes around the blocks of the matrix kernels, whole and in parts.
 pub fn cases() -> Vec<Case> {
-    let case = |n: usize, i: usize, widths: [usize; 2]| {
-        let o = widths[0] + widths[1];
-        let mut noise = Noise::new((n * 1000 + i) as u64);
-        Case::new(format!("linear {n} x {i} -> {widths:?}"), &["y0", "y1"])
-            .leaf("x", &[n, i], noise.normals(n * i))
-            .param("w", &[o, i], noise.normals(o * i))
-            .apply(move |tape, v| Ok(apply_split(tape, &v[0], &v[1], widths)?.into()))
-    };
     vec![case(1, 3, [2, 1]), case(63, 65, [17, 30]), case(65, 64, [64, 5]), case(1000, 33, [40, 24])]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens.
+pub fn benches() -> Vec<Bench> {
+    let bench = |n, i, widths: [usize; 2]| Bench::new(case(n, i, widths)).projection([n, i, widths[0] + widths[1]], 1);
+    vec![bench(2048, 192, [512, 264]), bench(2048, 256, [100, 92]), bench(1024, 384, [1536, 780])]
 }
 
 #[cfg(test)]
@@ -125,6 +134,21 @@ mod tests {
         let (x, w) = (Var::constant(ctx.zeros::<f32>(&[2, 4]).unwrap()), Var::constant(w));
         let err = apply_split(&mut Tape::off(&ctx), &x, &w, [2, 2]).unwrap_err().to_string();
         assert_eq!(err, "linear: widths is [2, 2], want a sum of 5");
+    }
+
+    /// A part of no columns, as of attention without rotary numbers: used, and of no effect.
+    #[test]
+    fn parts_may_be_empty() {
+        for widths in [[0, 7, 0], [3, 0, 4]] {
+            let mut noise = Noise::new(9);
+            Case::new("linear, empty parts", &["y0", "y1", "y2"])
+                .leaf("x", &[5, 4], noise.normals(20))
+                .param("w", &[7, 4], noise.normals(28))
+                .apply(move |tape, v| Ok(apply_split(tape, &v[0], &v[1], widths)?.into()))
+                .check(&Ctx::cpu())
+                .unwrap()
+                .assert();
+        }
     }
 
     /// Only one of two parts is used: the other counts as zero.

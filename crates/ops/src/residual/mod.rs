@@ -3,9 +3,10 @@
 //! All [.., D]. Saves nothing. d_x and d_branch are both d_y: handed over without a copy, so the buffer is shared until
 //! one of them is added to. Deterministic. Source: MATH 0.
 
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{Tape, Var};
-use hymo_tensor::{Ctx, DType, Device, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, DType, Device, Real, Result, Tensor, each};
 
 const OP: &str = "residual";
 
@@ -23,7 +24,7 @@ fn add<T: Real>(ctx: &Ctx, x: &Tensor, branch: &Tensor) -> Result<Tensor> {
     const ROWS: usize = 64;
     let mut y = ctx.empty::<T>(x.dims())?;
     let (a, b) = (x.view::<T>()?, branch.view::<T>()?);
-    par::each(y.view_mut::<T>()?.row_blocks(ROWS), |k, mut y| {
+    each!(y.view_mut::<T>()?.row_blocks(ROWS), |k, mut y| {
         for i in 0..y.rows() {
             let terms = a.row(k * ROWS + i).iter().zip(b.row(k * ROWS + i));
             y.row_mut(i).iter_mut().zip(terms).for_each(|(y, (&a, &b))| *y = a + b);
@@ -43,16 +44,22 @@ pub fn apply(tape: &mut Tape, x: &Var, branch: &Var) -> Result<Var> {
     Ok(y)
 }
 
+fn case(n: usize, d: usize) -> Case {
+    let mut noise = Noise::new(n as u64);
+    Case::new(format!("residual {n} x {d}"), &["y"])
+        .leaf("x", &[n, d], noise.normals(n * d))
+        .leaf("branch", &[n, d], noise.normals(n * d))
+        .apply(|tape, v| Ok(vec![apply(tape, &v[0], &v[1])?]))
+}
+
 /// Rows across the blocks.
 pub fn cases() -> Vec<Case> {
-    let case = |n: usize, d: usize| {
-        let mut noise = Noise::new(n as u64);
-        Case::new(format!("residual {n} x {d}"), &["y"])
-            .leaf("x", &[n, d], noise.normals(n * d))
-            .leaf("branch", &[n, d], noise.normals(n * d))
-            .apply(|tape, v| Ok(vec![apply(tape, &v[0], &v[1])?]))
-    };
     vec![case(1, 1), case(65, 63), case(1000, 8)]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens.
+pub fn benches() -> Vec<Bench> {
+    vec![Bench::new(case(2048, 192))]
 }
 
 #[cfg(test)]

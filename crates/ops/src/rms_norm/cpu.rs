@@ -2,9 +2,9 @@
 #![allow(clippy::needless_range_loop)] // oracles index as the formulas do
 
 use super::{Args, Saved};
-use crate::lanes::{dot, lanes};
+use crate::lanes::{dot, sum3};
 use hymo_tape::GradSlot;
-use hymo_tensor::{Ctx, MatMut, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, MatMut, Real, Result, Tensor, each};
 
 pub(super) fn oracle<T: Real>(ctx: &Ctx, x: &Tensor, w: &Tensor, args: Args) -> Result<(Tensor, Tensor)> {
     let mut y = ctx.empty::<T>(x.dims())?;
@@ -64,7 +64,7 @@ pub(super) fn forward(ctx: &Ctx, x: &Tensor, w: &Tensor, args: Args) -> Result<(
     let shift = if args.zero_centred { 1. } else { 0. };
     let tasks: Vec<_> =
         y.view_mut::<f32>()?.row_blocks(ROWS).into_iter().zip(r.flat_mut::<f32>()?.chunks_mut(ROWS)).collect();
-    par::each(tasks, |b, (mut ys, rs)| {
+    each!(tasks, |b, (mut ys, rs)| {
         for (i, r) in rs.iter_mut().enumerate() {
             let row = xs.row(b * ROWS + i);
             *r = (dot(row, row) / row.len() as f32 + args.eps as f32).sqrt().recip();
@@ -97,7 +97,7 @@ pub(super) fn backward(
     // One pass over the rows gives d_x and, for each block, its share of d_w.
     let mut partial = ctx.zeros::<f32>(&[blocks.len().max(1), d])?;
     let tasks: Vec<_> = blocks.into_iter().zip(partial.flat_mut::<f32>()?.chunks_mut(d)).collect();
-    par::each(tasks, |b, (mut dx, dw)| {
+    each!(tasks, |b, (mut dx, dw)| {
         for i in b * ROWS..(b * ROWS + ROWS).min(n) {
             let (row, g, r) = (x.row(i), dy.row(i), r[i]);
             for ((dw, &g), &x) in dw.iter_mut().zip(g).zip(row) {
@@ -119,6 +119,7 @@ pub(super) fn backward(
     Ok(())
 }
 
+#[inline(always)]
 fn row_gradient(dx: &mut [f32], g: &[f32], x: &[f32], w: &[f32], (shift, r, mean): (f32, f32, f32), add: bool) {
     for (((dx, &g), &x), &w) in dx.iter_mut().zip(g).zip(x).zip(w) {
         let d = r * (g * (shift + w) - x * r * mean);
@@ -127,7 +128,7 @@ fn row_gradient(dx: &mut [f32], g: &[f32], x: &[f32], w: &[f32], (shift, r, mean
 }
 
 /// Σ g (shift + w) x.
+#[inline(always)]
 fn dot3(g: &[f32], x: &[f32], w: &[f32], shift: f32) -> f32 {
-    let (x, w) = (&x[..g.len()], &w[..g.len()]);
-    lanes(g.len(), |i| g[i] * (shift + w[i]) * x[i])
+    sum3(g, w, x, |g, w, x| g * (shift + w) * x)
 }

@@ -6,6 +6,7 @@
 
 mod cpu;
 
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{GradSlot, Tape, Var};
 use hymo_tensor::{Ctx, Device, Error, Result, Tensor};
@@ -35,7 +36,7 @@ impl Saved {
     }
 }
 
-/// y and what the backward needs, of x [.., D] and w [D].
+/// y and what the backward needs, of x [.., D] and w `[D]`.
 pub fn forward(ctx: &Ctx, x: &Tensor, w: &Tensor, args: Args) -> Result<(Tensor, Saved)> {
     w.expect(OP, "w", &[x.cols()])?;
     if w.dtype() != x.dtype() {
@@ -79,16 +80,22 @@ pub fn apply(tape: &mut Tape, x: &Var, w: &Var, args: Args) -> Result<Var> {
     Ok(y)
 }
 
+fn case(n: usize, d: usize, zero_centred: bool) -> Case {
+    let mut noise = Noise::new((n + d) as u64);
+    Case::new(format!("rms_norm {n} x {d}, zero-centred {zero_centred}"), &["y"])
+        .leaf("x", &[n, d], noise.normals(n * d))
+        .param("w", &[d], noise.normals(d))
+        .apply(move |tape, v| Ok(vec![apply(tape, &v[0], &v[1], Args { eps: 1e-6, zero_centred })?]))
+}
+
 /// Odd widths, single rows and rows across the blocks, both gains.
 pub fn cases() -> Vec<Case> {
-    let case = |n: usize, d: usize, zero_centred: bool| {
-        let mut noise = Noise::new((n + d) as u64);
-        Case::new(format!("rms_norm {n} x {d}, zero-centred {zero_centred}"), &["y"])
-            .leaf("x", &[n, d], noise.normals(n * d))
-            .param("w", &[d], noise.normals(d))
-            .apply(move |tape, v| Ok(vec![apply(tape, &v[0], &v[1], Args { eps: 1e-6, zero_centred })?]))
-    };
     vec![case(2, 3, false), case(1, 64, true), case(63, 65, false), case(65, 100, true), case(1000, 24, true)]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens.
+pub fn benches() -> Vec<Bench> {
+    vec![Bench::new(case(2048, 192, true))]
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 use super::OP;
-use hymo_tensor::{Error, Result, par};
+use hymo_tensor::{Error, Result, each};
 use std::f64::consts::TAU;
 
 /// Frequencies stretched to a context longer than the one trained (YaRN).
@@ -93,7 +93,7 @@ impl Angles {
         let sparse = range > positions.len();
         let at = |row: usize| if sparse { positions[row] } else { first + row as i32 };
         let mut table = vec![0.; if sparse { positions.len() } else { range } * rope.d_rope];
-        par::each(table.chunks_mut(BLOCK * rope.d_rope).collect(), |block, rows| {
+        each!(table.chunks_mut(BLOCK * rope.d_rope).collect(), |block, rows| {
             for (i, row) in rows.chunks_mut(rope.d_rope).enumerate() {
                 let position = f64::from(at(block * BLOCK + i));
                 for (pair, f) in row.chunks_exact_mut(2).zip(&frequencies) {

@@ -2,7 +2,7 @@
 
 use super::{Angles, Args};
 use hymo_tape::GradSlot;
-use hymo_tensor::{Ctx, Mat, MatMut, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, Mat, MatMut, Real, Result, Tensor, each};
 
 pub(super) fn oracle<T: Real>(ctx: &Ctx, x: &Tensor, angles: &Angles, args: Args) -> Result<Tensor> {
     let mut y = ctx.empty::<T>(x.dims())?;
@@ -61,7 +61,7 @@ pub(super) fn backward(ctx: &Ctx, angles: &Angles, d_y: &Tensor, args: Args, d_x
 
 fn turn(y: MatMut<'_, f32>, add: bool, x: Mat<'_, f32>, angles: &Angles, args: Args, sign: f32) {
     let (d_rope, d) = (angles.rope().d_rope, args.head_dim);
-    par::each(y.row_blocks(ROWS), |b, mut y| {
+    each!(y.row_blocks(ROWS), |b, mut y| {
         let mut angle = vec![0f32; d_rope];
         for i in 0..y.rows() {
             let n = b * ROWS + i;

@@ -10,6 +10,7 @@ mod cpu;
 
 pub use angles::{Angles, Rope, Yarn, yarn_scale};
 
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{GradSlot, Tape, Var};
 use hymo_tensor::{Ctx, Device, Error, Result, Tensor};
@@ -67,18 +68,19 @@ pub fn apply(tape: &mut Tape, x: &Var, angles: &Arc<Angles>, args: Args) -> Resu
     Ok(y)
 }
 
+fn case(n: usize, (h, d, r): (usize, usize, usize), positions: Vec<i32>, yarn: Option<Yarn>) -> Case {
+    let args = Args { n_heads: h, head_dim: d };
+    let angles = Angles::new(&positions, Rope { d_rope: r, theta: 1e4, yarn }).map(Arc::new);
+    Case::new(format!("rotary {n} x {h} x {d}, {r} turn, {}", yarn.map_or("plain", |_| "YaRN")), &["y"])
+        .leaf("x", &[n, h * d], Noise::new((n + d) as u64).normals(n * h * d))
+        .bound("y", 8e-8)
+        .bound("d_x", 8e-8)
+        .difference(1e-8)
+        .apply(move |tape, v| Ok(vec![apply(tape, &v[0], angles.as_ref().map_err(Clone::clone)?, args)?]))
+}
+
 /// Part and all of a head, documents, positions far apart, YaRN.
 pub fn cases() -> Vec<Case> {
-    let case = |n: usize, (h, d, r): (usize, usize, usize), positions: Vec<i32>, yarn: Option<Yarn>| {
-        let args = Args { n_heads: h, head_dim: d };
-        let angles = Angles::new(&positions, Rope { d_rope: r, theta: 1e4, yarn }).map(Arc::new);
-        Case::new(format!("rotary {n} x {h} x {d}, {r} turn, {}", yarn.map_or("plain", |_| "YaRN")), &["y"])
-            .leaf("x", &[n, h * d], Noise::new((n + d) as u64).normals(n * h * d))
-            .bound("y", 8e-8)
-            .bound("d_x", 8e-8)
-            .difference(1e-8)
-            .apply(move |tape, v| Ok(vec![apply(tape, &v[0], angles.as_ref().map_err(Clone::clone)?, args)?]))
-    };
     let documents = |n: i32| (0..n).map(|t| t % 50).collect::<Vec<_>>();
     let yarn = Some(Yarn { factor: 8., original_context: 4096 });
     vec![
@@ -87,6 +89,11 @@ pub fn cases() -> Vec<Case> {
         case(65, (2, 8, 8), (0..65).map(|t| t * 500).collect(), yarn),
         case(1000, (1, 6, 2), documents(1000), None),
     ]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens.
+pub fn benches() -> Vec<Bench> {
+    vec![Bench::new(case(2048, (6, 32, 8), (0..2048).map(|t| t % 512).collect(), None))]
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::{Args, Routed, Saved, Stats, TINY, Upstream, select};
 use crate::act::sigmoid;
 use crate::{Docs, gemm};
 use hymo_tape::GradSlot;
-use hymo_tensor::{Ctx, MatMut, Real, Result, Tensor, par};
+use hymo_tensor::{Ctx, MatMut, Real, Result, Tensor, each};
 use std::ops::Range;
 
 /// What is given out, the scores, and c of every document when there is a balance loss.
@@ -187,7 +187,7 @@ pub(super) fn forward(
         let chosen = chosen.view_mut::<i32>()?.row_blocks(ROWS).into_iter();
         let tally = counts.chunks_mut(experts).zip(&mut seen);
         let tasks: Vec<_> = s.zip(gates).zip(chosen).zip(tally).collect();
-        par::each(tasks, |b, (((s, gates), chosen), (counts, seen))| {
+        each!(tasks, |b, (((s, gates), chosen), (counts, seen))| {
             route(b * ROWS, Block { s, gates, chosen, counts, seen }, bias, docs, args.routed_scale as f32);
         });
     }
@@ -201,6 +201,7 @@ pub(super) fn forward(
 }
 
 /// Scores, choice and gates of one block, whose first token is `first`.
+#[inline(always)]
 fn route(first: usize, block: Block<'_>, bias: &[f32], docs: &Docs, scale: f32) {
     let Block { mut s, mut gates, mut chosen, counts, seen } = block;
     for i in 0..s.rows() {
@@ -240,7 +241,7 @@ fn balance(
     let mut c = ctx.empty::<f32>(&[documents.len(), experts])?;
     let mut losses = vec![0f64; documents.len().div_ceil(DOCUMENTS)];
     let tasks: Vec<_> = c.view_mut::<f32>()?.row_blocks(DOCUMENTS).into_iter().zip(&mut losses).collect();
-    par::each(tasks, |b, (mut c, loss)| {
+    each!(tasks, |b, (mut c, loss)| {
         let (mut hits, mut shares) = (vec![0u64; experts], vec![0f64; experts]);
         for (d, range) in documents[b * DOCUMENTS..].iter().take(DOCUMENTS).enumerate() {
             hits.fill(0);
@@ -278,7 +279,7 @@ pub(super) fn backward(
     };
     let scale = args.routed_scale as f32;
     let mut d_l = ctx.empty::<f32>(saved.s.dims())?;
-    par::each(d_l.view_mut::<f32>()?.row_blocks(ROWS), |b, mut d_l| {
+    each!(d_l.view_mut::<f32>()?.row_blocks(ROWS), |b, mut d_l| {
         // The first document that ends after the block's first token; documents are in order.
         let mut doc = balance.map_or(0, |(b_, ..)| b_.documents.partition_point(|r| r.end <= b * ROWS));
         for i in 0..d_l.rows() {
@@ -302,6 +303,7 @@ pub(super) fn backward(
 }
 
 /// d_s of the gates, added at the chosen experts.
+#[inline(always)]
 fn gates_gradient(d_s: &mut [f32], s: &[f32], chosen: &[i32], d_gates: &[f32], scale: f32) {
     let z = chosen.iter().map(|&e| s[e as usize]).sum::<f32>() + TINY as f32;
     let mean = chosen.iter().zip(d_gates).map(|(&e, &d)| d * (s[e as usize] / z)).sum::<f32>();
@@ -311,6 +313,7 @@ fn gates_gradient(d_s: &mut [f32], s: &[f32], chosen: &[i32], d_gates: &[f32], s
 }
 
 /// d_s of the balance loss, added at every expert.
+#[inline(always)]
 fn share_gradient(d_s: &mut [f32], s: &[f32], c: &[f32], d: f32) {
     let inverse = (s.iter().sum::<f32>() + TINY as f32).recip();
     let mean = s.iter().zip(c).map(|(&s, &c)| s * c).sum::<f32>() * inverse;

@@ -5,8 +5,8 @@
 //! P_e = mean_t s_e / Σ_j s_j; documents are weighted by their share T / `tokens` of the global batch, so that packed
 //! documents give what they give apart.
 //!
-//! x [N, D], W_r [E, D], bias [E] (f32, a buffer without gradient), gates [N, top_k], chosen [N, top_k] i32, balance
-//! [1]. `chosen` and `gates` are in order of s + bias, best first; ties go to the lower index, and NaN counts as the
+//! x [N, D], W_r [E, D], bias `[E]` (f32, a buffer without gradient), gates [N, top_k], chosen [N, top_k] i32, balance
+//! `[1]`. `chosen` and `gates` are in order of s + bias, best first; ties go to the lower index, and NaN counts as the
 //! lowest score, so an index is always in range. Everything in the operands' dtype, at least f32; the sums over a
 //! document in f64. Padding gets gates like any token, but is in no count, no statistic and no balance loss.
 //!
@@ -25,6 +25,7 @@ mod tests;
 pub use load::{Load, bias_update};
 
 use crate::Docs;
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{GradSlot, Tape, Var};
 use hymo_tensor::{Ctx, DType, Device, Error, Result, Tensor};
@@ -52,7 +53,7 @@ pub struct Args {
 pub struct Routed<T> {
     /// [N, top_k]: the weight of each chosen expert.
     pub gates: T,
-    /// [1]: the balance loss.
+    /// `[1]`: the balance loss.
     pub balance: T,
     /// [N, top_k] i32: the chosen experts, by descending s + bias.
     pub chosen: Tensor,
@@ -99,7 +100,7 @@ impl Saved {
     }
 }
 
-/// The routing of x [N, D] by W_r [E, D] and bias [E], and what the backward needs.
+/// The routing of x [N, D] by W_r [E, D] and bias `[E]`, and what the backward needs.
 pub fn forward(
     ctx: &Ctx,
     x: &Tensor,
@@ -157,7 +158,7 @@ fn check(x: &Tensor, w: &Tensor, bias: &Tensor, docs: &Docs, args: Args) -> Resu
 pub struct Upstream {
     /// [N, top_k]
     pub d_gates: Option<Tensor>,
-    /// [1]
+    /// `[1]`
     pub d_balance: Option<Tensor>,
 }
 
@@ -238,24 +239,30 @@ fn packed(n: usize) -> Docs {
     Docs::new(1, n, &seg).expect("invariant: one id a token")
 }
 
+fn case(n: usize, d: usize, experts: usize, top_k: usize) -> Case {
+    let Clear { x, w, bias } = Clear::new(n, d, experts, top_k);
+    let docs = packed(n);
+    let args = Args { top_k, routed_scale: 1.412, balance_loss: 3., tokens: 1.5 * n as f64 };
+    Case::new(format!("router {n} x {d}, {top_k} of {experts}"), &["gates", "balance"])
+        .leaf("x", &[n, d], x)
+        .param("w", &[experts, d], w)
+        .bound("gates", 1.5e-7)
+        .bound("balance", 3e-7)
+        .bound("d_x", 5e-7)
+        .bound("d_w", if n < 100 { 5e-7 } else { 2e-6 }) // a sum over the tokens, many of which cancel
+        .apply(move |tape, v| {
+            let bias = Tensor::from_slice(tape.ctx(), &[bias.len()], &bias)?;
+            let out = apply(tape, &v[0], &v[1], &bias, &docs, args)?;
+            Ok(vec![out.gates, out.balance])
+        })
+}
+
 /// One expert of one, all of several, few of many; single tokens and rows across the blocks; packed documents.
 pub fn cases() -> Vec<Case> {
-    let case = |n: usize, d: usize, experts: usize, top_k: usize| {
-        let Clear { x, w, bias } = Clear::new(n, d, experts, top_k);
-        let docs = packed(n);
-        let args = Args { top_k, routed_scale: 1.412, balance_loss: 3., tokens: 1.5 * n as f64 };
-        Case::new(format!("router {n} x {d}, {top_k} of {experts}"), &["gates", "balance"])
-            .leaf("x", &[n, d], x)
-            .param("w", &[experts, d], w)
-            .bound("gates", 1.5e-7)
-            .bound("balance", 3e-7)
-            .bound("d_x", 5e-7)
-            .bound("d_w", if n < 100 { 5e-7 } else { 2e-6 }) // a sum over the tokens, many of which cancel
-            .apply(move |tape, v| {
-                let bias = Tensor::from_slice(tape.ctx(), &[bias.len()], &bias)?;
-                let out = apply(tape, &v[0], &v[1], &bias, &docs, args)?;
-                Ok(vec![out.gates, out.balance])
-            })
-    };
     vec![case(1, 4, 6, 2), case(63, 5, 4, 4), case(64, 9, 3, 1), case(65, 7, 16, 2), case(1000, 4, 8, 2)]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens.
+pub fn benches() -> Vec<Bench> {
+    vec![Bench::new(case(2048, 192, 8, 2)).projection([2048, 192, 8], 1)]
 }

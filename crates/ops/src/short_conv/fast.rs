@@ -6,7 +6,7 @@ use super::Saved;
 use crate::Docs;
 use crate::act::{silu, silu_grad};
 use hymo_tape::GradSlot;
-use hymo_tensor::{Ctx, Mat, MatMut, Result, Tensor, par};
+use hymo_tensor::{Ctx, Mat, MatMut, Result, Tensor, each};
 
 /// Tokens in a block: part of the result (d_w is summed block by block), so it must not depend on threads. The
 /// backward computes Kc-1 tokens beyond each block twice.
@@ -26,12 +26,14 @@ struct Source<'a> {
 
 impl<'a> Source<'a> {
     /// Tokens of the same document before token `n`, in this piece.
+    #[inline(always)]
     fn history(&self, n: usize) -> usize {
         let (b, t) = (n / self.docs.len(), n % self.docs.len());
         t - self.docs.start(b, t)
     }
 
     /// The rows that token `n` sums over, oldest first.
+    #[inline(always)]
     fn taps(&self, n: usize, out: &mut Vec<&'a [f32]>) {
         let (k, history) = (self.w.rows(), self.history(n));
         let (b, t) = (n / self.docs.len(), n % self.docs.len());
@@ -45,6 +47,7 @@ impl<'a> Source<'a> {
 }
 
 /// out = Σ_j w_j ⊙ taps_j.
+#[inline(always)]
 fn weigh(out: &mut [f32], taps: &[&[f32]], w: impl Fn(usize) -> usize, rows: Mat<'_, f32>) {
     if let [a, b, c, d] = taps {
         let w = [rows.row(w(0)), rows.row(w(1)), rows.row(w(2)), rows.row(w(3))];
@@ -57,6 +60,7 @@ fn weigh(out: &mut [f32], taps: &[&[f32]], w: impl Fn(usize) -> usize, rows: Mat
 }
 
 /// The usual kernel in one pass.
+#[inline(always)]
 fn weigh_four(out: &mut [f32], x: [&[f32]; 4], w: [&[f32]; 4]) {
     let n = out.len();
     let (x, w) = (x.map(|x| &x[..n]), w.map(|w| &w[..n]));
@@ -91,7 +95,7 @@ pub(super) fn forward(ctx: &Ctx, saved: &Saved, w: &Tensor) -> Result<Tensor> {
     let mut y = ctx.empty::<f32>(saved.x.dims())?;
     let (w, zeros) = (transposed(ctx, w)?, [0.; COLS]);
     let sources = sources(saved, &w, &zeros)?;
-    par::each(y.view_mut::<f32>()?.grid(ROWS, COLS), |tile, mut y| {
+    each!(y.view_mut::<f32>()?.grid(ROWS, COLS), |tile, mut y| {
         let (block, src) = (tile / sources.len(), &sources[tile % sources.len()]);
         let mut taps = Vec::with_capacity(src.w.rows());
         for i in 0..y.rows() {
@@ -124,7 +128,7 @@ pub(super) fn backward(
     // One pass over the tokens gives d_x and, for each block, its share of d_w.
     let mut partial = ctx.empty::<f32>(&[blocks.max(1) * k, c])?;
     let shares = partial.view_mut::<f32>()?.grid(k, COLS);
-    par::each(tiles.into_iter().zip(shares).collect(), |tile, (d_x, d_w)| {
+    each!(tiles.into_iter().zip(shares).collect(), |tile, (d_x, d_w)| {
         let (block, at) = (tile / sources.len(), tile % sources.len());
         let src = &sources[at];
         let d_y = d_y.cols_at(at * COLS, src.zeros.len());
@@ -154,6 +158,7 @@ struct Block<'a> {
 
 impl Block<'_> {
     /// d_p of the block's tokens, and of those after it that its own tokens reach; with them d_x and this block's d_w.
+    #[inline(always)]
     fn run(&self, mut d_x: Option<MatMut<'_, f32>>, mut d_w: MatMut<'_, f32>, add: bool) {
         let (src, k, width) = (self.src, self.src.w.rows(), self.src.zeros.len());
         let mut taps = Vec::with_capacity(k);

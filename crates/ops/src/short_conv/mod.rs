@@ -14,6 +14,7 @@ mod cpu;
 mod fast;
 
 use crate::Docs;
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{GradSlot, Tape, Var};
 use hymo_tensor::{Ctx, DType, Device, Error, Real, Result, Tensor};
@@ -179,6 +180,11 @@ pub fn cases() -> Vec<Case> {
         case("kernel 2", documents(2, 33, &[3, 9], true), 3, 2),
         case("kernel 5", documents(2, 70, &[3, 9, 40], true), 3, 5),
     ]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens.
+pub fn benches() -> Vec<Bench> {
+    vec![Bench::new(case("training", documents(4, 512, &[512], false), 512, 4))]
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod cpu;
 
 pub(crate) use cpu::{gated, gated_gradient};
 
+use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{GradSlot, Tape, Var};
 use hymo_tensor::{Ctx, Device, Error, Result, Tensor};
@@ -54,17 +55,23 @@ pub fn apply(tape: &mut Tape, ab: &Var) -> Result<Var> {
     Ok(h)
 }
 
+fn case(n: usize, f: usize) -> Case {
+    let mut noise = Noise::new((n + f) as u64);
+    Case::new(format!("swiglu {n} x {f}"), &["h"])
+        .leaf("ab", &[n, 2 * f], noise.normals(n * 2 * f).into_iter().map(|x| 3. * x).collect())
+        .bound("h", 1.2e-7)
+        .bound("d_ab", 1.6e-7)
+        .apply(|tape, v| Ok(vec![apply(tape, &v[0])?]))
+}
+
 /// Odd widths, and rows across the blocks.
 pub fn cases() -> Vec<Case> {
-    let case = |n: usize, f: usize| {
-        let mut noise = Noise::new((n + f) as u64);
-        Case::new(format!("swiglu {n} x {f}"), &["h"])
-            .leaf("ab", &[n, 2 * f], noise.normals(n * 2 * f).into_iter().map(|x| 3. * x).collect())
-            .bound("h", 1.2e-7)
-            .bound("d_ab", 1.6e-7)
-            .apply(|tape, v| Ok(vec![apply(tape, &v[0])?]))
-    };
     vec![case(1, 1), case(63, 65), case(65, 64), case(1000, 7)]
+}
+
+/// At hymo-nano's sizes, 4 x 512 tokens.
+pub fn benches() -> Vec<Bench> {
+    vec![Bench::new(case(2048, 512))]
 }
 
 #[cfg(test)]

@@ -84,7 +84,7 @@ fn operations(cost: &Cost, out: &mut String) {
         row(op.op, op.forward, op.forward + op.backward);
     }
     row("all", flops.forward, flops.training);
-    row("all, blocks run again", flops.forward, flops.training_checkpointed);
+    row("all, layers run again", flops.forward, flops.training_checkpointed);
     row("norms, activations, softmax (not in all)", flops.other_forward, flops.other_training);
     table.draw(out);
 }
@@ -100,11 +100,11 @@ fn training(cost: &Cost, out: &mut String) {
     row("weights for products, bf16", state.bf16_copy);
     row("saved for backward, a token, bf16", saved.per_token_bf16);
     row("saved for backward, a token, f32", saved.per_token_f32);
-    row("saved for backward, a token, blocks run again, bf16", saved.checkpointed_per_token_bf16);
+    row("saved for backward, a token, layers run again, bf16", saved.checkpointed_per_token_bf16);
     row("saved for backward, the batch, bf16", saved.batch_bf16);
-    row("saved for backward, the batch, blocks run again, bf16", saved.batch_checkpointed_bf16);
+    row("saved for backward, the batch, layers run again, bf16", saved.batch_checkpointed_bf16);
     row("state and batch, bf16", state.total.saturating_add(saved.batch_bf16));
-    row("state and batch, blocks run again, bf16", state.total.saturating_add(saved.batch_checkpointed_bf16));
+    row("state and batch, layers run again, bf16", state.total.saturating_add(saved.batch_checkpointed_bf16));
     table.draw(out);
 }
 
@@ -160,7 +160,12 @@ fn short(n: u64) -> String {
 }
 
 fn mega(n: u64) -> String {
-    format!("{:.2}", n as f64 / 1e6)
+    format!("{}{:.2}", or_more(n), n as f64 / 1e6)
+}
+
+/// Before a figure that its type could not hold (see [`Cost`]).
+fn or_more(n: u64) -> &'static str {
+    if n == u64::MAX { "> " } else { "" }
 }
 
 /// 134217728 as 128.00 MiB.
@@ -169,7 +174,7 @@ fn bytes(n: u64) -> String {
     let steps = (1..UNITS.len()).take_while(|&i| n >> (10 * i) > 0).count();
     match steps {
         0 => format!("{n} B"),
-        _ => format!("{:.2} {}", n as f64 / (1u64 << (10 * steps)) as f64, UNITS[steps]),
+        _ => format!("{}{:.2} {}", or_more(n), n as f64 / (1u64 << (10 * steps)) as f64, UNITS[steps]),
     }
 }
 
@@ -185,6 +190,7 @@ mod tests {
             [0, 1023, 1024, 128 << 20, 8 << 30].map(bytes),
             ["0 B", "1023 B", "1.00 KiB", "128.00 MiB", "8.00 GiB"]
         );
-        assert_eq!(bytes(u64::MAX), "16777216.00 TiB");
+        assert_eq!(bytes(u64::MAX), "> 16777216.00 TiB");
+        assert_eq!((mega(1_500_000).as_str(), &mega(u64::MAX)[..3]), ("1.50", "> 1"));
     }
 }

@@ -1,0 +1,119 @@
+//! `hymo bench`: how fast is this machine, and how much of it do we use?
+//!
+//! Nothing is timed before its operations have been checked: a wrong answer has no speed.
+
+mod ceilings;
+mod clock;
+mod ops;
+mod train;
+
+use std::io::Write;
+
+use hymo_ops::check::Report;
+use hymo_ops::registry::{OPS, OpInfo};
+use hymo_tensor::Ctx;
+
+use crate::exit::Usage;
+
+/// Time operations or training steps on this machine
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  hymo bench ops
+  hymo bench ops --op delta_rule --json
+  hymo bench train hymo-nano --batch 4 --len 512")]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand)]
+enum What {
+    Ops(ops::Args),
+    Train(train::Args),
+}
+
+/// What both benches are told.
+#[derive(clap::Args, Clone)]
+pub struct Common {
+    /// Timed repetitions
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    reps: u32,
+
+    /// Repetitions before them that are not counted
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    warmup: u32,
+
+    /// Worker threads [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+
+    /// Print one JSON object, raw times included
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let common = match &args.what {
+        What::Ops(args) => &args.common,
+        What::Train(args) => &args.common,
+    };
+    let work = || match &args.what {
+        What::Ops(args) => ops::run(args),
+        What::Train(args) => train::run(args),
+    };
+    let text = on_threads(common.threads, work)?;
+    Ok(out.write_all(text.as_bytes())?)
+}
+
+#[cfg(feature = "rayon")]
+fn on_threads<T: Send>(threads: Option<u16>, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.map_or(0, usize::from)).build()?;
+    pool.install(work)
+}
+
+#[cfg(not(feature = "rayon"))]
+fn on_threads<T>(threads: Option<u16>, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    match threads {
+        None | Some(1) => work(),
+        Some(n) => Err(Usage(format!("--threads {n}: this hymo is built without the feature rayon")).into()),
+    }
+}
+
+/// Worker threads that a bench runs on.
+#[cfg(feature = "rayon")]
+fn threads() -> usize {
+    rayon::current_num_threads()
+}
+
+#[cfg(not(feature = "rayon"))]
+fn threads() -> usize {
+    1
+}
+
+/// The operations of these names (all without names).
+fn choose(names: &[String]) -> Result<Vec<&'static OpInfo>, Usage> {
+    if names.is_empty() {
+        return Ok(OPS.iter().collect());
+    }
+    let find = |name: &String| {
+        OPS.iter().find(|op| op.name == name).ok_or_else(|| {
+            let known: Vec<&str> = OPS.iter().map(|op| op.name).collect();
+            Usage(format!("no operation is called \"{name}\"; operations: {}", known.join(", ")))
+        })
+    };
+    names.iter().map(find).collect()
+}
+
+/// Fails unless the operations compute the right numbers here.
+fn checked(ops: &[&OpInfo]) -> anyhow::Result<()> {
+    for op in ops {
+        let reports = op.check(&Ctx::cpu())?;
+        anyhow::ensure!(
+            reports.iter().all(Report::ok),
+            "{} computes wrong numbers on this machine, so it is not timed: see `hymo doctor --op {0}`",
+            op.name
+        );
+    }
+    Ok(())
+}
