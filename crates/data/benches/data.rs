@@ -11,7 +11,7 @@
 // A bench is a program: it prints.
 #![allow(clippy::print_stdout)]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -136,7 +136,8 @@ fn args() -> Option<Args> {
         match &*word {
             "--vocab" => args.vocab = words.next()?.parse().ok()?,
             "--repeats" => args.repeats = words.next()?.parse().ok()?,
-            "--out" => args.out = Some(words.next()?.into()),
+            // cargo runs a bench in its crate's folder; the path is meant from the repository's.
+            "--out" => args.out = Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(words.next()?)),
             _ => args.inputs.push(word),
         }
     }

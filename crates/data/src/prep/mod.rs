@@ -5,8 +5,8 @@
 //! number of bytes in flight beside the largest document.
 //!
 //! **Stopped at any moment, the same command goes on.** A shard is written under another name, flushed, renamed, and then
-//! noted in a journal with the place in the input behind it. The next run reads the input again from the start (reading is
-//! some ten times faster than encoding), passes over what finished shards hold, and goes on where they end. Since shards
+//! noted in a journal with the place in the input behind it. The next run reads the input again from the start (which
+//! costs less than encoding it), passes over what finished shards hold, and goes on where they end. Since shards
 //! are a function of the input and the options alone, they come out the same byte for byte.
 
 mod encode;
