@@ -176,6 +176,7 @@ fn a_failed_save_comes_to_light() {
 /// HAZARD 14: a full disk leaves the earlier checkpoint, and says how much is needed and how much there is.
 #[cfg(target_os = "linux")]
 #[test]
+#[allow(clippy::print_stderr)] // A test that could not be made must not look like one that passed.
 fn a_full_disk_is_said() {
     let Some(disk) = SmallDisk::mount() else {
         eprintln!("not tried: mounting a small file system takes privileges that this user does not have");
