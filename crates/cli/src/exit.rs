@@ -57,6 +57,20 @@ impl<W: Write> Write for Named<W> {
     }
 }
 
+/// An error of the data crate; what only the caller can put right is wrong usage.
+pub fn data_error(error: hymo_data::Error) -> anyhow::Error {
+    use hymo_data::Error;
+    use hymo_tokenizer::Error as Tokenizer;
+    match &error {
+        Error::NoInput { .. } | Error::Option { .. } | Error::OtherRun { .. } => Usage(error.to_string()).into(),
+        Error::Encode(Tokenizer::VocabSize { .. } | Tokenizer::Option { .. } | Tokenizer::Special { .. }) => {
+            Usage(error.to_string()).into()
+        }
+        Error::Encode(Tokenizer::Id { .. }) => Usage(error.to_string()).into(),
+        _ => error.into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

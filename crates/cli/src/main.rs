@@ -5,6 +5,7 @@
 
 mod commands;
 mod exit;
+mod progress;
 mod source;
 
 use std::io::{self, Write};
