@@ -2,6 +2,7 @@
 
 use super::{FEW, OP, Weights};
 use crate::gemm::local;
+use crate::lanes::dot;
 use half::bf16;
 use hymo_tensor::{Ctx, DType, Element, Error, Mat, MatMut, Real, Result, Tensor, each};
 
@@ -61,9 +62,8 @@ pub(super) fn forward(ctx: &Ctx, x: &Tensor, w: &Weights) -> Result<Tensor> {
 
 /// Rows of W in a block of work.
 const BLOCK: usize = 64;
-/// Rows of W whose sums run side by side, which hides how long one addition takes.
-const SIDE: usize = 4;
-const LANES: usize = 16;
+/// Weights of a row that are widened at a time.
+const PIECE: usize = 512;
 
 fn products<W: Kept>(ctx: &Ctx, x: &Tensor, w: &Weights) -> Result<Tensor> {
     let mut y = ctx.empty::<f32>(x.shape().with_cols(w.rows()).dims())?;
@@ -86,52 +86,22 @@ fn products<W: Kept>(ctx: &Ctx, x: &Tensor, w: &Weights) -> Result<Tensor> {
     Ok(y)
 }
 
+/// Piece by piece of a row of W: widened into the first-level cache, then multiplied with every row of x. Two plain loops
+/// become better vector code than one that does both, and the processor overlaps a row's sums with the next one's.
 #[inline(always)]
 fn few<W: Kept>(x: Mat<'_, f32>, w: Mat<'_, W>, y: &mut MatMut<'_, f32>) {
-    let whole = w.rows() / SIDE * SIDE;
-    for o in (0..whole).step_by(SIDE) {
-        let rows: [&[W]; SIDE] = std::array::from_fn(|i| w.row(o + i));
-        for n in 0..x.rows() {
-            y.row_mut(n)[o..o + SIDE].copy_from_slice(&dots(x.row(n), rows));
-        }
-    }
-    for o in whole..w.rows() {
-        for n in 0..x.rows() {
-            // The other sums are thrown away; what counts is that this one is taken as everywhere else.
-            y.row_mut(n)[o] = dots(x.row(n), [w.row(o)])[0];
-        }
-    }
-}
-
-/// <x, w_r> for some rows at once, each in lanes that fold in a fixed order.
-#[inline(always)]
-fn dots<W: Kept, const R: usize>(x: &[f32], w: [&[W]; R]) -> [f32; R] {
-    let n = x.len();
-    let w = w.map(|w| &w[..n]);
-    let mut sums = [[0f32; LANES]; R];
-    let whole = n / LANES * LANES;
-    let mut at = 0;
-    while at < whole {
-        let x: &[f32; LANES] = x[at..at + LANES].try_into().expect("invariant: as many as there are lanes");
-        for (sums, w) in sums.iter_mut().zip(w) {
-            let w: &[W; LANES] = w[at..at + LANES].try_into().expect("invariant: as many as there are lanes");
-            for l in 0..LANES {
-                sums[l] += x[l] * w[l].wide();
+    let mut piece = [0f32; PIECE];
+    for o in 0..w.rows() {
+        let mut sums = [0f32; FEW];
+        for (i, w) in w.row(o).chunks(PIECE).enumerate() {
+            let piece = &mut piece[..w.len()];
+            piece.iter_mut().zip(w).for_each(|(to, w)| *to = w.wide());
+            for (n, sum) in sums[..x.rows()].iter_mut().enumerate() {
+                *sum += dot(piece, &x.row(n)[i * PIECE..]);
             }
         }
-        at += LANES;
+        sums[..x.rows()].iter().enumerate().for_each(|(n, &sum)| y.row_mut(n)[o] = sum);
     }
-    std::array::from_fn(|r| {
-        let rest: f32 = x[whole..].iter().zip(&w[r][whole..]).map(|(&x, w)| x * w.wide()).sum();
-        fold(sums[r]) + rest
-    })
-}
-
-#[inline(always)]
-fn fold(s: [f32; LANES]) -> f32 {
-    let s: [f32; 8] = std::array::from_fn(|i| s[i] + s[i + 8]);
-    let s: [f32; 4] = std::array::from_fn(|i| s[i] + s[i + 4]);
-    (s[0] + s[2]) + (s[1] + s[3])
 }
 
 /// One panel of W widened, then a product.
