@@ -1,10 +1,11 @@
-//! The typed configuration of a model: what `[model]` of a run file holds.
+//! The typed configuration of a run: what `[model]`, `[optim]` and `[schedule]` of a run file hold.
 //!
 //! The structs say what there is; `schema` says what each value may be (one row a field: type, range, default, note), and
 //! everything that has to know it reads that table: the check of a file, [`ModelConfig::validate`] and the comments of the
 //! printed form. `relations` holds the rules between fields. All problems are reported at once.
 
 mod check;
+mod optim;
 mod print;
 mod problems;
 mod read;
@@ -14,6 +15,7 @@ mod schema;
 mod tests;
 
 pub(crate) use check::nearest;
+pub use optim::{AdamWConfig, DecayShape, NorMuonConfig, OptimConfig, Orth, ScheduleConfig, ScheduleKind};
 pub(crate) use problems::LONGEST;
 pub use problems::{Problem, Problems, one_line};
 pub use schema::{FIELDS, Field, Kind};
@@ -22,12 +24,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// A run file. So far it has one section, `[model]`.
+/// A run file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
     /// The model.
     pub model: ModelConfig,
+    /// The optimizers.
+    #[serde(default)]
+    pub optim: OptimConfig,
+    /// The learning rate over the steps.
+    #[serde(default)]
+    pub schedule: ScheduleConfig,
 }
 
 /// Everything that fixes the parameters, their shapes and the arithmetic of a model.
@@ -260,6 +268,12 @@ pub struct InitConfig {
 }
 
 impl RunConfig {
+    /// A run of this model with the defaults of everything else.
+    #[must_use]
+    pub fn new(model: ModelConfig) -> Self {
+        RunConfig { model, optim: OptimConfig::default(), schedule: ScheduleConfig::default() }
+    }
+
     /// Reads a run file.
     ///
     /// # Errors
@@ -294,7 +308,7 @@ impl ModelConfig {
     /// # Errors
     /// All problems found.
     pub fn validate(&self) -> Result<(), Problems> {
-        RunConfig { model: self.clone() }.validate()
+        RunConfig::new(self.clone()).validate()
     }
 
     /// Kind of each layer, first to last.
