@@ -1,4 +1,4 @@
-//! The typed configuration of a run: what `[model]`, `[optim]` and `[schedule]` of a run file hold.
+//! The typed configuration of a run: what `[model]`, `[optim]`, `[schedule]` and `[train]` of a run file hold.
 //!
 //! The structs say what there is; `schema` says what each value may be (one row a field: type, range, default, note), and
 //! everything that has to know it reads that table: the check of a file, [`ModelConfig::validate`] and the comments of the
@@ -13,12 +13,14 @@ mod relations;
 mod schema;
 #[cfg(test)]
 mod tests;
+mod train;
 
 pub(crate) use check::nearest;
 pub use optim::{AdamWConfig, DecayShape, NorMuonConfig, OptimConfig, Orth, ScheduleConfig, ScheduleKind};
 pub(crate) use problems::LONGEST;
 pub use problems::{Problem, Problems, one_line};
 pub use schema::{FIELDS, Field, Kind};
+pub use train::{OnNonFinite, TrainConfig};
 
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +38,9 @@ pub struct RunConfig {
     /// The learning rate over the steps.
     #[serde(default)]
     pub schedule: ScheduleConfig,
+    /// The steps.
+    #[serde(default)]
+    pub train: TrainConfig,
 }
 
 /// Everything that fixes the parameters, their shapes and the arithmetic of a model.
@@ -271,7 +276,8 @@ impl RunConfig {
     /// A run of this model with the defaults of everything else.
     #[must_use]
     pub fn new(model: ModelConfig) -> Self {
-        RunConfig { model, optim: OptimConfig::default(), schedule: ScheduleConfig::default() }
+        let (optim, schedule, train) = (OptimConfig::default(), ScheduleConfig::default(), TrainConfig::default());
+        RunConfig { model, optim, schedule, train }
     }
 
     /// Reads a run file.

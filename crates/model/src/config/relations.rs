@@ -2,7 +2,7 @@
 
 use super::{
     GdnConfig, GdnFfn, LayerKind, MlaConfig, MlaFfn, ModelConfig, MoeConfig, Rope, RunConfig, ScheduleConfig,
-    ScheduleKind,
+    ScheduleKind, TrainConfig,
 };
 use crate::params;
 
@@ -19,6 +19,14 @@ const MOST_TENSORS: f64 = 1e6;
 pub(super) fn check(run: &RunConfig, sink: &mut Sink<'_>) {
     check_model(&run.model, sink);
     check_schedule(&run.schedule, sink);
+    check_train(&run.train, sink);
+}
+
+fn check_train(train: &TrainConfig, sink: &mut Sink<'_>) {
+    if !divides(train.micro_rows, train.rows) {
+        let expected = format!("a multiple of train.micro_rows, {}", train.micro_rows);
+        sink("train.rows", &["train.micro_rows"], train.rows.to_string(), expected);
+    }
 }
 
 fn check_model(model: &ModelConfig, sink: &mut Sink<'_>) {

@@ -132,6 +132,11 @@ pub const FIELDS: &[Field] = &[
     row("schedule.decay_shape", Choice(SHAPES), Default("\"one_minus_sqrt\""), "of wsd"),
     row("schedule.final_factor", Num(0.0, 1.0), Default("0.0"), "times lr, at the end of wsd and cosine"),
     row("schedule.decay_from", Int(0, 2_000_000_000), Off, "step after which wsd falls, in place of decay"),
+    row("train.seed", Int(0, 1 << 62), Default("0"), "of the initial parameters"),
+    row("train.rows", Int(1, 1 << 20), Default("16"), "of context_length tokens, a step; a multiple of micro_rows"),
+    row("train.micro_rows", Int(1, 1 << 16), Default("4"), "computed at once"),
+    row("train.recompute", Int(0, 1024), Default("0"), "every how many layers one runs again; 0 is none"),
+    row("train.on_non_finite", Choice(&["stop", "skip"]), Default("\"stop\""), "a step whose gradient is not finite"),
 ];
 
 /// Longest pattern that is read, as [`super::ModelConfig::n_layers`] can be no longer.

@@ -152,7 +152,7 @@ fn a_bad_file_is_reported_whole() {
     let expected = "15 problems in the configuration:
   model.d_modle: found an unknown field, set to 896, expected a known field; did you mean \"d_model\"?
   model.gdn.n_routed: found an unknown field, set to 4, expected a field of this section; \"n_routed\" belongs to [model.moe]
-  surprise: found an unknown field, set to 1, expected one of model, optim, schedule
+  surprise: found an unknown field, set to 1, expected one of model, optim, schedule, train
   model.vocab_size: found 70000, expected a whole number from 2 to 65536
   model.context_length: found absent, expected a whole number from 1 to 16777216
   model.d_model: found absent, expected a whole number from 1 to 65536
@@ -290,6 +290,14 @@ fn gdn(m: &mut ModelConfig) -> &mut GdnConfig {
 
 fn mla(m: &mut ModelConfig) -> &mut MlaConfig {
     m.mla.as_mut().unwrap()
+}
+
+#[test]
+fn rows_are_whole_micro_batches() {
+    let mut config = run(presets::hymo_nano());
+    (config.train.rows, config.train.micro_rows) = (10, 4);
+    let found = config.validate().unwrap_err().to_string();
+    assert!(found.contains("train.rows: found 10, expected a multiple of train.micro_rows, 4"), "{found}");
 }
 
 #[test]
