@@ -54,8 +54,8 @@ fn joint<T: Real>(file: &Tensors, tolerance: f64) {
         for (kind, short) in kinds.into_iter().zip(["m", "v"]) {
             let got = small.state(&format!("optim.{kind}.{}", spec.name));
             let want = &file[&format!("joint.{}.{short}", spec.name)];
-            // A row's mean square is of a matrix whose small singular values f32 rounds.
-            assert_close(&format!("{kind} of {}", spec.name), &got, want, 10.0 * tolerance);
+            // Mean squares of O carry its rounding in full, and twice; in a weight it is a small part of a step.
+            assert_close(&format!("{kind} of {}", spec.name), &got, want, 3.0 * tolerance);
         }
     }
 }

@@ -4,7 +4,7 @@
 mod small;
 
 use hymo_model::config::{OptimConfig, ScheduleConfig, ScheduleKind};
-use hymo_model::{ParamSpec, Params, Unit, presets};
+use hymo_model::{Cost, CostOptions, ParamSpec, Params, Unit, presets};
 use hymo_ops::check::Noise;
 use hymo_optim::{Ema, Error, GradNorm, Optimizer, Outcome, Schedule};
 use hymo_tensor::{Ctx, Tensor};
@@ -242,6 +242,17 @@ fn later_steps_allocate_nothing() {
         assert!(step == 0 || now == fresh, "step {step}: {now} bytes, before {fresh}");
         fresh = now;
     }
+}
+
+/// What `hymo inspect` says an optimizer keeps is what its state holds.
+#[test]
+fn the_state_has_the_size_that_was_counted() {
+    let (ctx, model) = (Ctx::cpu(), presets::hymo_nano());
+    let params = Params::init(&ctx, &model, 1).unwrap();
+    let optim = Optimizer::new(&ctx, &params, &OptimConfig::default()).unwrap();
+    let counted = Cost::new(&model, CostOptions { context: 512, batch: 1 }).unwrap().training_state;
+    let held: usize = optim.tensors().unwrap().iter().filter(|(n, _)| n != "optim.step").map(|(_, t)| t.bytes()).sum();
+    assert_eq!(held as u64, counted.normuon + counted.adamw);
 }
 
 #[test]
