@@ -21,7 +21,7 @@
 //! assert_eq!(cost.params.active, 433_708_992);
 //! assert_eq!(cost.cache.bytes_at_context, 128 << 20);
 //!
-//! let file = RunConfig { model }.to_toml().replace("n_kv_groups = 4", "n_kv_groups = 5");
+//! let file = RunConfig::new(model).to_toml().replace("n_kv_groups = 4", "n_kv_groups = 5");
 //! let problems = RunConfig::from_toml(&file).unwrap_err().to_string();
 //! assert!(problems.contains("model.mla.n_kv_groups: found 5, expected a divisor of model.mla.n_heads, 16"));
 //! # Ok::<(), hymo_model::Error>(())

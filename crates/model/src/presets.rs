@@ -32,7 +32,7 @@ impl Preset {
     pub fn to_toml(&self) -> String {
         let Preset { name, about, .. } = self;
         let head = format!("# {name}: {about}\n# Printed by `hymo inspect {name} --print-config`.\n\n");
-        head + &RunConfig { model: self.model() }.to_toml()
+        head + &RunConfig::new(self.model()).to_toml()
     }
 }
 

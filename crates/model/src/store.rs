@@ -1,7 +1,7 @@
 //! The parameters' memory: one flat buffer a unit, and every parameter a view into it.
 
 use crate::init;
-use crate::params::{ParamSpec, ParamTable, Unit};
+use crate::params::{ParamSpec, ParamTable};
 use crate::{Error, ModelConfig};
 use hymo_tape::{ParamGrads, Var};
 use hymo_tensor::{Ctx, DType, Tensor};
@@ -16,30 +16,22 @@ pub(crate) struct ParamRef {
     dims: Vec<usize>,
 }
 
-/// Index of a unit's flat buffer: the root, then the layers.
-pub(crate) fn unit_index(unit: Unit) -> usize {
-    match unit {
-        Unit::Root => 0,
-        Unit::Layer(i) => i + 1,
-    }
-}
-
 impl ParamRef {
     pub(crate) fn named(table: &ParamTable, name: &str) -> Result<Self, Error> {
         let spec = table.get(name).ok_or_else(|| Error::UnknownParam { name: name.to_owned() })?;
-        Ok(ParamRef { unit: unit_index(spec.unit), offset: spec.offset, dims: spec.shape.clone() })
+        Ok(ParamRef { unit: spec.unit.index(), offset: spec.offset, dims: spec.shape.clone() })
     }
 
     /// `prefix.{name}.weight` for each name, as one matrix.
     pub(crate) fn rows(table: &ParamTable, prefix: &str, names: &[&str]) -> Result<Self, Error> {
         let names: Vec<String> = names.iter().map(|n| format!("{prefix}.{n}.weight")).collect();
         let span = table.span(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
-        Ok(ParamRef { unit: unit_index(span.unit), offset: span.offset, dims: vec![span.rows, span.cols] })
+        Ok(ParamRef { unit: span.unit.index(), offset: span.offset, dims: vec![span.rows, span.cols] })
     }
 
     /// `count` matrices of the same shape, one after the other, from the one that `span` names.
     pub(crate) fn stack(span: crate::Span, count: usize) -> Self {
-        ParamRef { unit: unit_index(span.unit), offset: span.offset, dims: vec![count, span.rows, span.cols] }
+        ParamRef { unit: span.unit.index(), offset: span.offset, dims: vec![count, span.rows, span.cols] }
     }
 
     /// Its elements of flat buffers, which may have been made for another model.

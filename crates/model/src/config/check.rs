@@ -33,11 +33,11 @@ pub(super) fn check(mut tree: Table, beyond: Beyond) -> Result<RunConfig, Proble
         Ok(config) => config,
         // Not reachable as long as the schema and the structs agree, which a test checks.
         Err(message) => {
-            walk.note("model", message, "what the documentation of ModelConfig says");
+            walk.note("model", message, "what the documentation of RunConfig says");
             return Err(walk.into_problems());
         }
     };
-    relations::check(&config.model, &mut |path, also, found, expected| walk.relation(path, also, found, expected));
+    relations::check(&config, &mut |path, also, found, expected| walk.relation(path, also, found, expected));
     if walk.problems.is_empty() { Ok(config) } else { Err(walk.into_problems()) }
 }
 

@@ -1,10 +1,11 @@
-//! The typed configuration of a model: what `[model]` of a run file holds.
+//! The typed configuration of a run: what `[model]`, `[optim]`, `[schedule]` and `[train]` of a run file hold.
 //!
 //! The structs say what there is; `schema` says what each value may be (one row a field: type, range, default, note), and
 //! everything that has to know it reads that table: the check of a file, [`ModelConfig::validate`] and the comments of the
 //! printed form. `relations` holds the rules between fields. All problems are reported at once.
 
 mod check;
+mod optim;
 mod print;
 mod problems;
 mod read;
@@ -12,22 +13,34 @@ mod relations;
 mod schema;
 #[cfg(test)]
 mod tests;
+mod train;
 
 pub(crate) use check::nearest;
+pub use optim::{AdamWConfig, DecayShape, NorMuonConfig, OptimConfig, Orth, ScheduleConfig, ScheduleKind};
 pub(crate) use problems::LONGEST;
 pub use problems::{Problem, Problems, one_line};
 pub use schema::{FIELDS, Field, Kind};
+pub use train::{OnNonFinite, TrainConfig};
 
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// A run file. So far it has one section, `[model]`.
+/// A run file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
     /// The model.
     pub model: ModelConfig,
+    /// The optimizers.
+    #[serde(default)]
+    pub optim: OptimConfig,
+    /// The learning rate over the steps.
+    #[serde(default)]
+    pub schedule: ScheduleConfig,
+    /// The steps.
+    #[serde(default)]
+    pub train: TrainConfig,
 }
 
 /// Everything that fixes the parameters, their shapes and the arithmetic of a model.
@@ -260,6 +273,13 @@ pub struct InitConfig {
 }
 
 impl RunConfig {
+    /// A run of this model with the defaults of everything else.
+    #[must_use]
+    pub fn new(model: ModelConfig) -> Self {
+        let (optim, schedule, train) = (OptimConfig::default(), ScheduleConfig::default(), TrainConfig::default());
+        RunConfig { model, optim, schedule, train }
+    }
+
     /// Reads a run file.
     ///
     /// # Errors
@@ -294,7 +314,7 @@ impl ModelConfig {
     /// # Errors
     /// All problems found.
     pub fn validate(&self) -> Result<(), Problems> {
-        RunConfig { model: self.clone() }.validate()
+        RunConfig::new(self.clone()).validate()
     }
 
     /// Kind of each layer, first to last.

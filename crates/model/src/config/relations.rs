@@ -1,6 +1,9 @@
 //! The rules between fields. Ranges of single fields are the schema's.
 
-use super::{GdnConfig, GdnFfn, LayerKind, MlaConfig, MlaFfn, ModelConfig, MoeConfig, Rope};
+use super::{
+    GdnConfig, GdnFfn, LayerKind, MlaConfig, MlaFfn, ModelConfig, MoeConfig, Rope, RunConfig, ScheduleConfig,
+    ScheduleKind, TrainConfig,
+};
 use crate::params;
 
 /// Receives a broken rule: the field to change, the other fields it rests on, what was found, what would be right.
@@ -13,7 +16,20 @@ const MOST_PARAMETERS: f64 = if cfg!(target_pointer_width = "32") { (1u64 << 32)
 /// Most parameter tensors, so that the table itself stays small.
 const MOST_TENSORS: f64 = 1e6;
 
-pub(super) fn check(model: &ModelConfig, sink: &mut Sink<'_>) {
+pub(super) fn check(run: &RunConfig, sink: &mut Sink<'_>) {
+    check_model(&run.model, sink);
+    check_schedule(&run.schedule, sink);
+    check_train(&run.train, sink);
+}
+
+fn check_train(train: &TrainConfig, sink: &mut Sink<'_>) {
+    if !divides(train.micro_rows, train.rows) {
+        let expected = format!("a multiple of train.micro_rows, {}", train.micro_rows);
+        sink("train.rows", &["train.micro_rows"], train.rows.to_string(), expected);
+    }
+}
+
+fn check_model(model: &ModelConfig, sink: &mut Sink<'_>) {
     if !divides(model.pattern.len(), model.n_layers) {
         let (length, found) = (model.pattern.len(), model.n_layers.to_string());
         sink("model.n_layers", &["model.pattern"], found, format!("a multiple of the pattern's length, {length}"));
@@ -122,6 +138,28 @@ fn check_size(model: &ModelConfig, sink: &mut Sink<'_>) {
     if tensors > MOST_TENSORS {
         let found = format!("layers and experts that make {tensors:.1e} tensors");
         sink("model.n_layers", &[], found, format!("at most {MOST_TENSORS:.0e}"));
+    }
+}
+
+fn check_schedule(schedule: &ScheduleConfig, sink: &mut Sink<'_>) {
+    let ScheduleConfig { kind, num_steps, warmup, decay, .. } = *schedule;
+    let Some(from) = schedule.decay_from else {
+        if kind == ScheduleKind::Wsd && warmup + decay > 1.0 {
+            let on = &["schedule.warmup", "schedule.kind"];
+            let rest = 1.0 - warmup;
+            sink("schedule.decay", on, decay.to_string(), format!("at most what schedule.warmup leaves, {rest}"));
+        }
+        return;
+    };
+    if kind != ScheduleKind::Wsd {
+        let expected = "none: it is read only when schedule.kind is \"wsd\"".to_owned();
+        return sink("schedule.decay_from", &["schedule.kind"], from.to_string(), expected);
+    }
+    let warm = schedule.warmup_steps();
+    if from < warm || from >= num_steps {
+        let on = &["schedule.num_steps", "schedule.warmup"];
+        let expected = format!("from {warm}, where the warm-up ends, to below schedule.num_steps, {num_steps}");
+        sink("schedule.decay_from", on, from.to_string(), expected);
     }
 }
 

@@ -58,6 +58,9 @@ const LAYERS: &[&str] = &["gdn", "mla"];
 const HEAD: Kind = Int(1, 1024);
 const TOKENS: Kind = Int(1, 1 << 24);
 const HIDDEN: Kind = Int(1, 1 << 20);
+const BETA: Kind = Num(0.0, 0.9999);
+const EPS: Kind = Num(1e-15, 1e-3);
+const SHAPES: &[&str] = &["one_minus_sqrt", "linear", "exponential"];
 
 /// Every field of a run file, in the order in which it is printed.
 #[rustfmt::skip]
@@ -103,6 +106,37 @@ pub const FIELDS: &[Field] = &[
     row("model.loss.soft_cap", Num(1e-3, 1000.0), Off, "on logits; absent is off"),
     row("model.init.std", Num(1e-6, 1.0), Default("0.02"), "of matrices, before truncation"),
     row("model.init.truncate", Num(0.0, 10.0), Default("3.0"), "in standard deviations; 0 does not cut"),
+    row("optim.lr", Above(0.0, 10.0), Default("0.0015"), "where the schedule's factor is 1"),
+    row("optim.weight_decay", Num(0.0, 10.0), Default("0.1"), "times lr, a step"),
+    row("optim.decay_embedding", Bool, Default("true"), "whether the embedding decays too"),
+    row("optim.clip_norm", Num(0.0, 1e9), Default("1.0"), "of the whole gradient; 0 does not clip"),
+    row("optim.ema", Num(0.0, 0.999_999), Default("0.0"), "of the weights, kept in a step; 0 is off"),
+    row("optim.normuon.lr_mult", Num(0.0, 1000.0), Default("1.0"), "factor on lr"),
+    row("optim.normuon.beta1", BETA, Default("0.95"), "momentum kept in a step"),
+    row("optim.normuon.beta2", BETA, Default("0.95"), "rows' mean squares kept in a step"),
+    row("optim.normuon.nesterov", Bool, Default("true"), "the gradient once more"),
+    row("optim.normuon.orth", Choice(&["polar_express", "newton_schulz"]), Default("\"polar_express\""), "five steps"),
+    row("optim.normuon.split_heads", Bool, Default("false"), "heads orthogonalised apart"),
+    row("optim.normuon.rms", Num(1e-4, 100.0), Default("0.2"), "of an update, before lr"),
+    row("optim.normuon.eps", EPS, Default("0.00000001"), "on a row's root mean square"),
+    row("optim.normuon.cautious_decay", Bool, Default("true"), "only where the step shrinks the weight"),
+    row("optim.adamw.lr_mult", Num(0.0, 1000.0), Default("1.0"), "factor on lr"),
+    row("optim.adamw.beta1", BETA, Default("0.9"), "momentum kept in a step"),
+    row("optim.adamw.beta2", Num(0.0, 0.99999), Default("0.95"), "mean squares kept in a step"),
+    row("optim.adamw.eps", EPS, Default("0.00000001"), "on the root mean square"),
+    row("optim.adamw.cautious", Bool, Default("true"), "only where momentum and gradient agree"),
+    row("schedule.kind", Choice(&["wsd", "cosine", "constant"]), Default("\"wsd\""), "after the warm-up"),
+    row("schedule.num_steps", Int(1, 2_000_000_000), Default("1000"), "steps of the run"),
+    row("schedule.warmup", Num(0.0, 1.0), Default("0.02"), "share of the steps"),
+    row("schedule.decay", Num(0.0, 1.0), Default("0.2"), "share of the steps at the end, of wsd"),
+    row("schedule.decay_shape", Choice(SHAPES), Default("\"one_minus_sqrt\""), "of wsd"),
+    row("schedule.final_factor", Num(0.0, 1.0), Default("0.0"), "times lr, at the end of wsd and cosine"),
+    row("schedule.decay_from", Int(0, 2_000_000_000), Off, "step after which wsd falls, in place of decay"),
+    row("train.seed", Int(0, 1 << 62), Default("0"), "of the initial parameters"),
+    row("train.rows", Int(1, 1 << 20), Default("16"), "of context_length tokens, a step; a multiple of micro_rows"),
+    row("train.micro_rows", Int(1, 1 << 16), Default("4"), "computed at once"),
+    row("train.recompute", Int(0, 1024), Default("0"), "every how many layers one runs again; 0 is none"),
+    row("train.on_non_finite", Choice(&["stop", "skip"]), Default("\"stop\""), "a step whose gradient is not finite"),
 ];
 
 /// Longest pattern that is read, as [`super::ModelConfig::n_layers`] can be no longer.

@@ -7,7 +7,7 @@ use super::*;
 use crate::presets;
 
 fn run(model: ModelConfig) -> RunConfig {
-    RunConfig { model }
+    RunConfig::new(model)
 }
 
 /// Every optional field present; not all of them can be at once in a valid configuration.
@@ -18,7 +18,9 @@ fn everything() -> RunConfig {
         (gdn.d_ff, mla.d_ff) = (Some(1), Some(1));
         mla.yarn = Some(YarnConfig { factor: 8.0, original_context: 4096 });
     }
-    run(model)
+    let mut run = run(model);
+    run.schedule.decay_from = Some(500);
+    run
 }
 
 fn tree(config: &RunConfig) -> Table {
@@ -150,7 +152,7 @@ fn a_bad_file_is_reported_whole() {
     let expected = "15 problems in the configuration:
   model.d_modle: found an unknown field, set to 896, expected a known field; did you mean \"d_model\"?
   model.gdn.n_routed: found an unknown field, set to 4, expected a field of this section; \"n_routed\" belongs to [model.moe]
-  surprise: found an unknown field, set to 1, expected one of model
+  surprise: found an unknown field, set to 1, expected one of model, optim, schedule, train
   model.vocab_size: found 70000, expected a whole number from 2 to 65536
   model.context_length: found absent, expected a whole number from 1 to 16777216
   model.d_model: found absent, expected a whole number from 1 to 65536
@@ -288,6 +290,46 @@ fn gdn(m: &mut ModelConfig) -> &mut GdnConfig {
 
 fn mla(m: &mut ModelConfig) -> &mut MlaConfig {
     m.mla.as_mut().unwrap()
+}
+
+#[test]
+fn rows_are_whole_micro_batches() {
+    let mut config = run(presets::hymo_nano());
+    (config.train.rows, config.train.micro_rows) = (10, 4);
+    let found = config.validate().unwrap_err().to_string();
+    assert!(found.contains("train.rows: found 10, expected a multiple of train.micro_rows, 4"), "{found}");
+}
+
+#[test]
+fn rules_of_the_schedule() {
+    type Edit = fn(&mut ScheduleConfig);
+    let cases: &[(Edit, &str)] = &[
+        (
+            |s| (s.warmup, s.decay) = (0.75, 0.5),
+            "schedule.decay: found 0.5, expected at most what schedule.warmup leaves, 0.25",
+        ),
+        (
+            |s| s.decay_from = Some(19),
+            "schedule.decay_from: found 19, expected from 20, where the warm-up ends, to below",
+        ),
+        (
+            |s| s.decay_from = Some(1000),
+            "schedule.decay_from: found 1000, expected from 20, where the warm-up ends, to",
+        ),
+        (
+            |s| (s.kind, s.decay_from) = (ScheduleKind::Cosine, Some(100)),
+            "schedule.decay_from: found 100, expected none: it is read only when schedule.kind is \"wsd\"",
+        ),
+    ];
+    for (edit, expected) in cases {
+        let mut config = run(presets::hymo_nano());
+        edit(&mut config.schedule);
+        let found = config.validate().unwrap_err().to_string();
+        assert!(found.contains(&format!("1 problem in the configuration:\n  {expected}")), "{expected}\nin {found}");
+    }
+    let mut config = run(presets::hymo_nano());
+    (config.schedule.kind, config.schedule.warmup) = (ScheduleKind::Cosine, 1.0);
+    assert!(config.validate().is_ok());
 }
 
 #[test]

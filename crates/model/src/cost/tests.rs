@@ -143,7 +143,7 @@ mod any_size {
             context in prop_oneof![Just(1), Just(u32::MAX as usize), 1usize..1 << 20],
             batch in prop_oneof![Just(1), Just(u32::MAX as usize)],
         ) {
-            let mut tree = toml::Table::try_from(RunConfig { model: presets::PRESETS[preset].model() }).unwrap();
+            let mut tree = toml::Table::try_from(RunConfig::new(presets::PRESETS[preset].model())).unwrap();
             for (at, share, end) in edits {
                 let Kind::Int(min, max) = FIELDS[at].kind else { continue };
                 let value = match end {

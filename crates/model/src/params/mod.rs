@@ -31,6 +31,17 @@ pub enum Unit {
     Layer(usize),
 }
 
+impl Unit {
+    /// Index of its flat buffer among a model's: the root's, then the layers'.
+    #[must_use]
+    pub fn index(self) -> usize {
+        match self {
+            Unit::Root => 0,
+            Unit::Layer(i) => i + 1,
+        }
+    }
+}
+
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

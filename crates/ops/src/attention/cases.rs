@@ -102,6 +102,9 @@ pub fn cases() -> Vec<Case> {
         training(1, 64, &[64], args(1, 1, [4, 0, 4])),
         training(1, 65, &[2, 65], args(2, 2, [0, 4, 3])),
         training(1, 130, &[130], args(3, 1, [3, 2, 4])),
+        // Enough rows and groups for the backward that takes each of them whole.
+        training(4, 135, &[40, 95], args(2, 2, [3, 2, 4])),
+        training(9, 5, &[2, 3], args(2, 1, [2, 2, 3])),
         latent(1, 130, 16, args(4, 2, [6, 2, 5])),
         latent(65, 200, 12, args(2, 2, [4, 4, 6])),
     ]

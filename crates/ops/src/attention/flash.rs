@@ -16,6 +16,10 @@ use std::ops::Range;
 /// Keys in a tile.
 const KEYS: usize = 128;
 
+/// Rows of the batch times groups from which the backward takes each of them as one task, with five products a pair of
+/// tiles. With fewer there would be too little to do at once, and queries and keys are walked apart, with seven.
+const WIDE: usize = 8;
+
 /// Tokens in a tile of queries, so that a panel has about 128 rows. Part of the result: never by thread count.
 fn tokens(args: Args) -> usize {
     (128 / args.heads()).clamp(16, 64)
@@ -194,6 +198,9 @@ pub(super) fn backward(
     let job = Job { x: saved.x.views(args)?, window, args };
     let job = Backward { job, lse, d_o, delta: delta.view::<f32>()? };
 
+    if window.batch * args.n_groups >= WIDE {
+        return job.by_group([d_q.target::<f32>(ctx)?, d_kv.target::<f32>(ctx)?, d_k_r.target::<f32>(ctx)?]);
+    }
     if let Some((d_q, add)) = d_q.target::<f32>(ctx)? {
         let step = tokens(args);
         let tasks = tiles(d_q, window.batch, step, args.heads() * args.d_k());
@@ -205,9 +212,15 @@ pub(super) fn backward(
     }
     let adds = [d_kv.as_ref().is_some_and(|t| t.1), d_k_r.as_ref().is_some_and(|t| t.1)];
     let (d_k_n, d_v) = d_kv.map(|(m, _)| m.split_cols(args.n_groups * args.d_nope)).unzip();
-    let (d_k_n, d_v) = (key_tiles(d_k_n, window, args, args.d_nope), key_tiles(d_v, window, args, args.d_v));
-    let tasks: Vec<_> =
-        d_k_n.into_iter().zip(d_v).zip(key_tiles(d_k_r.map(|t| t.0), window, args, args.d_rope)).collect();
+    let (d_k_n, d_v) = (
+        wanted(d_k_n, window, args, (window.keys, KEYS), args.d_nope),
+        wanted(d_v, window, args, (window.keys, KEYS), args.d_v),
+    );
+    let tasks: Vec<_> = d_k_n
+        .into_iter()
+        .zip(d_v)
+        .zip(wanted(d_k_r.map(|t| t.0), window, args, (window.keys, KEYS), args.d_rope))
+        .collect();
     each!(tasks, |i, ((d_k_n, d_v), d_k_r)| {
         let at = job.job.at(i, window.keys, KEYS);
         let (d_k, d_v_sum) = job.key_tile(at);
@@ -218,16 +231,18 @@ pub(super) fn backward(
     Ok(())
 }
 
-/// The tiles of a gradient of keys or values, `width` columns to a group; as many of nothing where none is wanted.
-fn key_tiles<'a>(
+/// The tiles of a gradient, `width` columns to a group, `rows` of a run of `run` at a time; as many of nothing where none is
+/// wanted.
+fn wanted<'a>(
     m: Option<MatMut<'a, f32>>,
     window: &Window,
     args: Args,
+    (run, rows): (usize, usize),
     width: usize,
 ) -> Vec<Option<MatMut<'a, f32>>> {
     match m {
-        Some(m) if width > 0 => tiles(m, window.batch, KEYS, width).into_iter().map(Some).collect(),
-        _ => (0..window.batch * window.keys.div_ceil(KEYS) * args.n_groups).map(|_| None).collect(),
+        Some(m) if width > 0 => tiles(m, window.batch, rows, width).into_iter().map(Some).collect(),
+        _ => (0..window.batch * run.div_ceil(rows) * args.n_groups).map(|_| None).collect(),
     }
 }
 
@@ -269,7 +284,7 @@ struct Backward<'a> {
 }
 
 /// A panel of queries with what belongs to its rows.
-struct Queries {
+struct Panel {
     first: usize,
     rows: usize,
     q: Vec<f32>,
@@ -278,12 +293,23 @@ struct Queries {
     delta: Vec<f32>,
 }
 
+/// Some rows of a panel.
+#[derive(Clone, Copy)]
+struct Queries<'a> {
+    first: usize,
+    rows: usize,
+    q: &'a [f32],
+    d_o: &'a [f32],
+    lse: &'a [f32],
+    delta: &'a [f32],
+}
+
 impl Backward<'_> {
     #[inline(always)]
-    fn queries(&self, b: usize, g: usize, tokens: Range<usize>) -> Queries {
+    fn panel(&self, b: usize, g: usize, tokens: Range<usize>) -> Panel {
         let Job { window, args, x } = self.job;
         let (row, n, heads) = (b * window.queries + tokens.start, tokens.len(), args.heads());
-        Queries {
+        Panel {
             first: tokens.start,
             rows: n * heads,
             q: panel(x.q, row, n, g, heads * args.d_k()),
@@ -295,7 +321,15 @@ impl Backward<'_> {
 
     /// p and ds / scale of a panel of queries against a tile of keys, in `p` and `ds`.
     #[inline(always)]
-    fn scores(&self, at: At, queries: &Queries, k: Mat<'_, f32>, keys: &Range<usize>, p: &mut [f32], ds: &mut [f32]) {
+    fn scores(
+        &self,
+        at: At,
+        queries: Queries<'_>,
+        k: Mat<'_, f32>,
+        keys: &Range<usize>,
+        p: &mut [f32],
+        ds: &mut [f32],
+    ) {
         let Job { window, args, x } = self.job;
         let (rows, n, heads) = (queries.rows, keys.len(), args.heads());
         let (q, d_o) = (queries.q(args.d_k()), queries.d_o(args.d_v));
@@ -320,14 +354,14 @@ impl Backward<'_> {
     fn query_tile(&self, at: At, d_q: MatMut<'_, f32>, add: bool) {
         let Job { window, args, .. } = self.job;
         let (n, heads, d_k) = (d_q.rows(), args.heads(), args.d_k());
-        let queries = self.queries(at.b, at.g, at.first..at.first + n);
-        let rows = queries.rows;
+        let panel = self.panel(at.b, at.g, at.first..at.first + n);
+        let rows = panel.rows;
         let (mut k, mut p, mut ds) = (Vec::new(), vec![0.; rows * KEYS], vec![0.; rows * KEYS]);
         let mut sum = vec![0.; rows * d_k];
         for keys in split(window.seen_by(at.b, at.first, n), KEYS) {
             let (len, k) = (keys.len(), self.job.keys(&mut k, at, &keys));
             let (p, ds) = (&mut p[..rows * len], &mut ds[..rows * len]);
-            self.scores(at, &queries, k, &keys, p, ds);
+            self.scores(at, panel.all(), k, &keys, p, ds);
             local::nn(MatMut::new(&mut sum, rows, d_k, d_k), Mat::new(ds, rows, len, len), k, args.scale as f32, true);
         }
         store(Some(d_q), &sum, heads * d_k, 0, add);
@@ -345,10 +379,10 @@ impl Backward<'_> {
         let k = self.job.keys(&mut k, at, &keys);
         let (mut d_k_sum, mut d_v_sum) = (vec![0.; n * d_k], vec![0.; n * d_v]);
         for tokens in split(window.seers(at.b, at.first, n), step) {
-            let queries = self.queries(at.b, at.g, tokens);
-            let rows = queries.rows;
+            let panel = self.panel(at.b, at.g, tokens);
+            let (rows, queries) = (panel.rows, panel.all());
             let (p, ds) = (&mut p[..rows * n], &mut ds[..rows * n]);
-            self.scores(at, &queries, k, &keys, p, ds);
+            self.scores(at, queries, k, &keys, p, ds);
             let (p, ds) = (Mat::new(p, rows, n, n), Mat::new(ds, rows, n, n));
             local::tn(MatMut::new(&mut d_v_sum, n, d_v, d_v), p, queries.d_o(d_v), 1., true);
             local::tn(MatMut::new(&mut d_k_sum, n, d_k, d_k), ds, queries.q(d_k), args.scale as f32, true);
@@ -357,14 +391,99 @@ impl Backward<'_> {
     }
 }
 
-impl Queries {
+impl Panel {
     #[inline(always)]
-    fn q(&self, d_k: usize) -> Mat<'_, f32> {
-        Mat::new(&self.q, self.rows, d_k, d_k)
+    fn all(&self) -> Queries<'_> {
+        let Panel { first, rows, ref q, ref d_o, ref lse, ref delta } = *self;
+        Queries { first, rows, q, d_o, lse, delta }
+    }
+
+    /// The rows of some tokens, counted from the panel's first.
+    #[inline(always)]
+    fn some(&self, tokens: Range<usize>, args: Args) -> Queries<'_> {
+        let rows = tokens.start * args.heads()..tokens.end * args.heads();
+        let cut = |of: &'_ [f32], width: usize| rows.start * width..(rows.end * width).min(of.len());
+        Queries {
+            first: self.first + tokens.start,
+            rows: rows.len(),
+            q: &self.q[cut(&self.q, args.d_k())],
+            d_o: &self.d_o[cut(&self.d_o, args.d_v)],
+            lse: &self.lse[cut(&self.lse, 1)],
+            delta: &self.delta[cut(&self.delta, 1)],
+        }
+    }
+}
+
+impl<'a> Queries<'a> {
+    #[inline(always)]
+    fn q(&self, d_k: usize) -> Mat<'a, f32> {
+        Mat::new(self.q, self.rows, d_k, d_k)
     }
 
     #[inline(always)]
-    fn d_o(&self, d_v: usize) -> Mat<'_, f32> {
-        Mat::new(&self.d_o, self.rows, d_v, d_v)
+    fn d_o(&self, d_v: usize) -> Mat<'a, f32> {
+        Mat::new(self.d_o, self.rows, d_v, d_v)
+    }
+}
+
+/// A gradient's memory and whether to add to it.
+type Target<'a> = Option<(MatMut<'a, f32>, bool)>;
+
+impl Backward<'_> {
+    /// All gradients, a row of the batch and a group at a time.
+    fn by_group(&self, [d_q, d_kv, d_k_r]: [Target<'_>; 3]) -> Result<()> {
+        let Job { window, args, .. } = self.job;
+        let adds = [&d_q, &d_kv, &d_k_r].map(|t| t.as_ref().is_some_and(|t| t.1));
+        let (d_k_n, d_v) = d_kv.map(|(m, _)| m.split_cols(args.n_groups * args.d_nope)).unzip();
+        let (queries, keys) = ((window.queries, window.queries.max(1)), (window.keys, window.keys.max(1)));
+        let d_q = wanted(d_q.map(|t| t.0), window, args, queries, args.heads() * args.d_k());
+        let d_k_n = wanted(d_k_n, window, args, keys, args.d_nope);
+        let d_v = wanted(d_v, window, args, keys, args.d_v);
+        let d_k_r = wanted(d_k_r.map(|t| t.0), window, args, keys, args.d_rope);
+        let tasks: Vec<_> = d_q.into_iter().zip(d_k_n).zip(d_v).zip(d_k_r).collect();
+        each!(tasks, |i, (((d_q, d_k_n), d_v), d_k_r)| {
+            let at = At { b: i / args.n_groups, g: i % args.n_groups, first: 0 };
+            self.group(at, d_q, [d_k_n, d_v, d_k_r], adds);
+        });
+        Ok(())
+    }
+
+    /// One row and group: tile of keys by tile of queries, each pair's scores made once.
+    #[inline(always)]
+    fn group(&self, at: At, d_q: Option<MatMut<'_, f32>>, d_keys: [Option<MatMut<'_, f32>>; 3], adds: [bool; 3]) {
+        let Job { window, args, .. } = self.job;
+        let (d_k, d_v, heads, step) = (args.d_k(), args.d_v, args.heads(), tokens(args));
+        let [mut d_k_n, mut d_vs, mut d_k_r] = d_keys;
+        let panel = self.panel(at.b, at.g, 0..window.queries);
+        let mut d_q_sum = vec![0.; panel.rows * d_k];
+        let (mut k, mut p, mut ds) = (Vec::new(), vec![0.; step * heads * KEYS], vec![0.; step * heads * KEYS]);
+        let (mut d_k_sum, mut d_v_sum) = (vec![0.; KEYS * d_k], vec![0.; KEYS * d_v]);
+        for keys in split(0..window.keys, KEYS) {
+            let n = keys.len();
+            let k = self.job.keys(&mut k, at, &keys);
+            let (d_k_sum, d_v_sum) = (&mut d_k_sum[..n * d_k], &mut d_v_sum[..n * d_v]);
+            d_k_sum.fill(0.);
+            d_v_sum.fill(0.);
+            for tokens in split(window.seers(at.b, keys.start, n), step) {
+                let queries = panel.some(tokens.clone(), args);
+                let rows = queries.rows;
+                let (p, ds) = (&mut p[..rows * n], &mut ds[..rows * n]);
+                self.scores(at, queries, k, &keys, p, ds);
+                let (p, ds) = (Mat::new(p, rows, n, n), Mat::new(ds, rows, n, n));
+                let d_q = &mut d_q_sum[tokens.start * heads * d_k..][..rows * d_k];
+                let scale = args.scale as f32;
+                local::tn(MatMut::new(d_v_sum, n, d_v, d_v), p, queries.d_o(d_v), 1., true);
+                local::tn(MatMut::new(d_k_sum, n, d_k, d_k), ds, queries.q(d_k), scale, true);
+                local::nn(MatMut::new(d_q, rows, d_k, d_k), ds, k, scale, true);
+            }
+            let part = |m: &mut Option<MatMut<'_, f32>>, from: &[f32], width: usize, col: usize, add: bool| {
+                let tile = m.as_mut().map(|m| m.reborrow().split_rows(keys.start).1.split_rows(n).0);
+                store(tile, from, width, col, add);
+            };
+            part(&mut d_k_n, d_k_sum, d_k, 0, adds[1]);
+            part(&mut d_k_r, d_k_sum, d_k, args.d_nope, adds[2]);
+            part(&mut d_vs, d_v_sum, d_v, 0, adds[1]);
+        }
+        store(d_q, &d_q_sum, heads * d_k, 0, adds[0]);
     }
 }

@@ -26,9 +26,7 @@ impl Default for Keep {
 impl Keep {
     /// Whether the checkpoint of `step` stays, `newer` others being newer.
     fn keeps(self, step: u64, newer: usize, best: Option<u64>) -> bool {
-        newer < self.last.max(1)
-            || (self.every > 0 && step.is_multiple_of(self.every))
-            || (self.best && best == Some(step))
+        newer < self.last.max(1) || (self.every > 0 && step % self.every == 0) || (self.best && best == Some(step))
     }
 
     /// Removes from `dir` what need not stay, and gives what it removed. `best` is the step of the best evaluation.

@@ -24,10 +24,21 @@ pub struct Manifest {
     pub files: BTreeMap<String, FileEntry>,
 }
 
-/// A tensor: f32, whole or in pieces.
+/// What a tensor's elements are: never less than 32 bits, whatever a run computes in (HAZARD 5, 6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Numbers {
+    /// Single precision.
+    F32,
+    /// Whole numbers: counters.
+    I32,
+}
+
+/// A tensor, whole or in pieces.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
+    /// Its elements.
+    pub dtype: Numbers,
     /// The whole tensor's dimensions.
     pub shape: Vec<usize>,
     /// Its pieces, which cover it exactly.

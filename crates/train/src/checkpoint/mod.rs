@@ -23,7 +23,7 @@ mod write;
 
 pub use error::Error;
 pub use keep::Keep;
-pub use manifest::{Chunk, FileEntry, Manifest, TensorEntry};
+pub use manifest::{Chunk, FileEntry, Manifest, Numbers, TensorEntry};
 pub use read::{Checkpoint, Found, newest};
 pub use save::Saver;
 pub use write::{Snapshot, write};

@@ -1,9 +1,9 @@
 //! Reading: everything is verified before anything is used.
 
-use super::manifest::{Chunk, Manifest, TensorEntry, numel};
+use super::manifest::{Chunk, Manifest, Numbers, TensorEntry, numel};
 use super::write::{measure, remove};
 use super::{Error, Result, folder, steps};
-use hymo_tensor::Tensor;
+use hymo_tensor::{DType, Tensor};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -103,8 +103,11 @@ impl Checkpoint {
         for (name, tensor) in &self.manifest.tensors {
             for chunk in &tensor.chunks {
                 let found = parsed.get(chunk.file.as_str()).and_then(|file| file.tensor(name).ok());
+                let dtype = if tensor.dtype == Numbers::I32 { Dtype::I32 } else { Dtype::F32 };
                 let problem = match found {
-                    Some(t) if t.dtype() != Dtype::F32 => format!("{:?} in {}, expected F32", t.dtype(), chunk.file),
+                    Some(t) if t.dtype() != dtype => {
+                        format!("{:?} in {}, the manifest says {dtype:?}", t.dtype(), chunk.file)
+                    }
                     Some(t) if t.shape() != chunk.shape => {
                         format!("shape {:?} in {}, the manifest says {:?}", t.shape(), chunk.file, chunk.shape)
                     }
@@ -155,44 +158,57 @@ impl Checkpoint {
         &self.manifest.state
     }
 
-    /// Every tensor's name and shape.
-    pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
-        self.manifest.tensors.iter().map(|(name, entry)| (name.as_str(), entry.shape.as_slice()))
+    /// Every tensor by name.
+    #[must_use]
+    pub fn tensors(&self) -> &BTreeMap<String, TensorEntry> {
+        &self.manifest.tensors
     }
 
-    /// A tensor's values, its pieces put together. Marks it as taken.
+    /// An f32 tensor's values, its pieces put together. Marks it as taken.
     ///
     /// # Errors
-    /// A name that is not there; a shape other than `dims`.
+    /// A name that is not there; a shape other than `dims`; a tensor that is not f32.
     pub fn take(&mut self, name: &str, dims: &[usize]) -> Result<Vec<f32>> {
+        self.take_of(name, dims, Numbers::F32)
+    }
+
+    fn take_of<T: bytemuck::Pod>(&mut self, name: &str, dims: &[usize], dtype: Numbers) -> Result<Vec<T>> {
         let entry = self.manifest.tensors.get(name).ok_or_else(|| self.wrong(name, "not in this checkpoint".into()))?;
         if entry.shape != dims {
             return Err(self.wrong(name, format!("shape {:?}, expected {dims:?}", entry.shape)));
+        }
+        if entry.dtype != dtype {
+            return Err(self.wrong(name, format!("{:?}, expected {dtype:?}", entry.dtype)));
         }
         let values = self.assemble(name, entry)?;
         self.left.remove(name);
         Ok(values)
     }
 
-    /// As [`Checkpoint::take`], into a tensor of the shape wanted.
+    /// As [`Checkpoint::take`], into an f32 or i32 tensor of the shape wanted.
     ///
     /// # Errors
-    /// As there; a tensor that is not f32 or not the only handle on its memory.
+    /// As there; a tensor of another dtype or not the only handle on its memory.
     pub fn take_into(&mut self, name: &str, to: &mut Tensor) -> Result<()> {
         let dims = to.dims().to_vec();
-        let values = self.take(name, &dims)?;
-        to.flat_mut::<f32>()?.copy_from_slice(&values);
+        match to.dtype() {
+            DType::I32 => {
+                let values = self.take_of::<i32>(name, &dims, Numbers::I32)?;
+                to.flat_mut::<i32>()?.copy_from_slice(&values);
+            }
+            _ => to.flat_mut::<f32>()?.copy_from_slice(&self.take(name, &dims)?),
+        }
         Ok(())
     }
 
-    fn assemble(&self, name: &str, entry: &TensorEntry) -> Result<Vec<f32>> {
+    fn assemble<T: bytemuck::Pod>(&self, name: &str, entry: &TensorEntry) -> Result<Vec<T>> {
         let parsed = self.parse()?;
-        let mut out = vec![0f32; numel(&entry.shape).unwrap_or(0)];
+        let mut out = vec![T::zeroed(); numel(&entry.shape).unwrap_or(0)];
         for chunk in &entry.chunks {
             let file = parsed.get(chunk.file.as_str());
             let view = file.and_then(|f| f.tensor(name).ok()).ok_or_else(|| self.wrong(name, "not there".into()))?;
-            let numbers = view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-            place(&mut out, &entry.shape, chunk, &numbers.collect::<Vec<_>>());
+            let numbers = view.data().chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned);
+            place(&mut out, &entry.shape, chunk, &numbers.collect::<Vec<T>>());
         }
         Ok(out)
     }
@@ -210,7 +226,7 @@ impl Checkpoint {
 }
 
 /// Copies a piece to its place, run of the last dimension by run.
-fn place(out: &mut [f32], shape: &[usize], chunk: &Chunk, values: &[f32]) {
+fn place<T: Copy>(out: &mut [T], shape: &[usize], chunk: &Chunk, values: &[T]) {
     let Some(&run) = chunk.shape.last() else {
         return out.copy_from_slice(values);
     };

@@ -1,8 +1,8 @@
 //! Writing: a folder of another name, made durable, then renamed.
 
-use super::manifest::{Chunk, FileEntry, Manifest, TensorEntry};
+use super::manifest::{Chunk, FileEntry, Manifest, Numbers, TensorEntry};
 use super::{Error, FORMAT, MANIFEST, Result, folder};
-use hymo_tensor::Tensor;
+use hymo_tensor::{DType, Tensor};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -20,7 +20,16 @@ pub struct Snapshot {
     pub config: Value,
     /// The loop's state beside the tensors.
     pub state: Value,
-    tensors: Vec<(String, Vec<usize>, Vec<f32>)>,
+    tensors: Vec<Held>,
+}
+
+/// A tensor's own copy.
+#[derive(Debug, Clone)]
+struct Held {
+    name: String,
+    shape: Vec<usize>,
+    dtype: Dtype,
+    bytes: Vec<u8>,
 }
 
 impl Snapshot {
@@ -30,19 +39,23 @@ impl Snapshot {
         Snapshot { step, config, state, tensors: Vec::new() }
     }
 
-    /// Copies an f32 tensor, and only its own elements where it is a view (HAZARD 14).
+    /// Copies an f32 or i32 tensor, and only its own elements where it is a view (HAZARD 14).
     ///
     /// # Errors
     /// Another dtype.
     pub fn add(&mut self, name: impl Into<String>, tensor: &Tensor) -> Result<()> {
-        self.tensors.push((name.into(), tensor.dims().to_vec(), tensor.to_vec::<f32>()?));
+        let (dtype, bytes) = match tensor.dtype() {
+            DType::I32 => (Dtype::I32, bytemuck::cast_slice(&tensor.to_vec::<i32>()?).to_vec()),
+            _ => (Dtype::F32, bytemuck::cast_slice(&tensor.to_vec::<f32>()?).to_vec()),
+        };
+        self.tensors.push(Held { name: name.into(), shape: tensor.dims().to_vec(), dtype, bytes });
         Ok(())
     }
 
     /// Bytes of all tensors.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.tensors.iter().map(|(_, _, values)| 4 * values.len() as u64).sum()
+        self.tensors.iter().map(|held| held.bytes.len() as u64).sum()
     }
 }
 
@@ -71,9 +84,9 @@ fn fill(to: &Path, snapshot: &Snapshot) -> Result<()> {
     std::fs::create_dir(to).map_err(|e| Error::io("make", to, e))?;
     let name = "rank00000.safetensors".to_owned();
     let file = to.join(&name);
-    let views = snapshot.tensors.iter().map(|(name, shape, values)| {
-        let view = TensorView::new(Dtype::F32, shape.clone(), bytemuck::cast_slice(values));
-        Ok((name.as_str(), view.map_err(|e| Error::unreadable(&file, e.to_string()))?))
+    let views = snapshot.tensors.iter().map(|held| {
+        let view = TensorView::new(held.dtype, held.shape.clone(), &held.bytes);
+        Ok((held.name.as_str(), view.map_err(|e| Error::unreadable(&file, e.to_string()))?))
     });
     let views = views.collect::<Result<Vec<_>>>()?;
     safetensors::serialize_to_file(views, None, &file).map_err(|e| match e {
@@ -81,9 +94,11 @@ fn fill(to: &Path, snapshot: &Snapshot) -> Result<()> {
         e => Error::unreadable(&file, e.to_string()),
     })?;
     sync(&file)?;
-    let entry = |(name_of, shape, _): &(String, Vec<usize>, Vec<f32>)| {
+    let entry = |held: &Held| {
+        let shape = held.shape.clone();
         let chunk = Chunk { file: name.clone(), offset: vec![0; shape.len()], shape: shape.clone() };
-        (name_of.clone(), TensorEntry { shape: shape.clone(), chunks: vec![chunk] })
+        let dtype = if held.dtype == Dtype::I32 { Numbers::I32 } else { Numbers::F32 };
+        (held.name.clone(), TensorEntry { dtype, shape, chunks: vec![chunk] })
     };
     let manifest = Manifest {
         format: FORMAT,

@@ -49,9 +49,11 @@ pub fn processor_ms() -> Option<f64> {
 
 /// What a result must say for another to be held against it.
 pub fn circumstances() -> Value {
+    // Without the program's own path, which says something of this machine and nothing of the result.
+    let command: Vec<String> = ["hymo".to_owned()].into_iter().chain(std::env::args().skip(1)).collect();
     json!({
         "commit": env!("HYMO_COMMIT"),
-        "command": std::env::args().collect::<Vec<_>>().join(" "),
+        "command": command.join(" "),
         "processor": processor(),
         "cores": std::thread::available_parallelism().map_or(1, usize::from),
         "threads": super::threads(),

@@ -156,6 +156,7 @@ fn object(mut facts: Value, ceilings: Ceilings, lines: &[Line]) -> Value {
 mod tests {
     use super::*;
 
+    /// HAZARD 28: every time that a figure rests on is in the result, with the command and the commit.
     #[test]
     fn an_operation_is_timed_both_ways() {
         let common = Common { reps: 1, warmup: 0, threads: Some(1), json: true };
@@ -163,6 +164,8 @@ mod tests {
         let result: Value = serde_json::from_str(&run(&args).unwrap()).unwrap();
         let ops = result["ops"].as_array().unwrap();
         assert_eq!((&ops[0]["bench"], &ops[0]["direction"]), (&json!("residual 2048 x 192"), &json!("forward")));
+        assert_eq!(ops[0]["raw_ms"].as_array().map(Vec::len), Some(1));
+        assert!(result["command"].is_string() && result["commit"].is_string() && result["processor"].is_string());
         // Two inputs and an output.
         assert_eq!(ops[0]["bytes"], json!(3 * 2048 * 192 * 4));
         let linear = ops.iter().find(|o| o["bench"].as_str().unwrap().starts_with("linear")).unwrap();
