@@ -25,8 +25,20 @@ pub fn code(done: anyhow::Result<()>, err: &mut dyn Write) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     // Where standard error is closed too, nobody can be told.
-    let _ = writeln!(err, "hymo: {error:#}");
+    let _ = writeln!(err, "hymo: {}", told(&error));
     if error.chain().any(|e| e.is::<Usage>()) { ExitCode::from(2) } else { ExitCode::FAILURE }
+}
+
+/// An error and its causes, leaving out a cause that the message before it has told already.
+fn told(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string).filter(|cause| !cause.is_empty()) {
+        if !text.ends_with(&cause) {
+            text += ": ";
+            text += &cause;
+        }
+    }
+    text
 }
 
 /// A writer whose errors say what could not be written.
@@ -86,6 +98,15 @@ mod tests {
         let expected = |code: u8, said: &str| (format!("{:?}", ExitCode::from(code)), format!("hymo: {said}\n"));
         assert_eq!(ends(Usage("no such preset".into()).into()), expected(2, "no such preset"));
         assert_eq!(ends(anyhow::anyhow!("disk full").context("run.toml")), expected(1, "run.toml: disk full"));
+    }
+
+    /// A typed error says its cause in its own words, and hands it on as well.
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = io::Error::from(io::ErrorKind::NotFound);
+        let text = format!("manifest.json: cannot read: {cause}");
+        let error = anyhow::Error::new(cause).context(text.clone()).context("data");
+        assert_eq!(ends(error).1, format!("hymo: data: {text}\n"));
     }
 
     #[test]
