@@ -10,10 +10,10 @@ mod train;
 use std::io::Write;
 
 use hymo_ops::check::Report;
-use hymo_ops::registry::{OPS, OpInfo};
+use hymo_ops::registry::OpInfo;
 use hymo_tensor::Ctx;
 
-use crate::exit::Usage;
+use super::doctor::choose;
 
 /// Time operations or training steps on this machine
 #[derive(clap::Args)]
@@ -76,7 +76,9 @@ fn on_threads<T: Send>(threads: Option<u16>, work: impl FnOnce() -> anyhow::Resu
 fn on_threads<T>(threads: Option<u16>, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     match threads {
         None | Some(1) => work(),
-        Some(n) => Err(Usage(format!("--threads {n}: this hymo is built without the feature rayon")).into()),
+        Some(n) => {
+            Err(crate::exit::Usage(format!("--threads {n}: this hymo is built without the feature rayon")).into())
+        }
     }
 }
 
@@ -89,20 +91,6 @@ fn threads() -> usize {
 #[cfg(not(feature = "rayon"))]
 fn threads() -> usize {
     1
-}
-
-/// The operations of these names (all without names).
-fn choose(names: &[String]) -> Result<Vec<&'static OpInfo>, Usage> {
-    if names.is_empty() {
-        return Ok(OPS.iter().collect());
-    }
-    let find = |name: &String| {
-        OPS.iter().find(|op| op.name == name).ok_or_else(|| {
-            let known: Vec<&str> = OPS.iter().map(|op| op.name).collect();
-            Usage(format!("no operation is called \"{name}\"; operations: {}", known.join(", ")))
-        })
-    };
-    names.iter().map(find).collect()
 }
 
 /// Fails unless the operations compute the right numbers here.

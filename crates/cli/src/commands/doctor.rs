@@ -99,7 +99,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn choose(names: &[String]) -> Result<Vec<&'static OpInfo>, Usage> {
+/// The operations of these names, each once; all without names.
+pub(super) fn choose(names: &[String]) -> Result<Vec<&'static OpInfo>, Usage> {
     if names.is_empty() {
         return Ok(OPS.iter().collect());
     }

@@ -115,7 +115,7 @@ fn fill(to: &Path, snapshot: &Snapshot) -> Result<()> {
 }
 
 /// A file's size and checksum, by reading it: what was written is what is measured.
-pub(super) fn measure(path: &Path) -> Result<FileEntry> {
+fn measure(path: &Path) -> Result<FileEntry> {
     let mut file = File::open(path).map_err(|e| Error::io("read", path, e))?;
     let (mut hash, mut bytes, mut buffer) = (Xxh3::new(), 0, vec![0; 1 << 20]);
     loop {
