@@ -75,6 +75,18 @@ pub fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     sum2(a, b, |a, b| a * b)
 }
 
+/// The largest element, minus infinity of none. NaN is passed over.
+#[inline(always)]
+pub fn largest(x: &[f32]) -> f32 {
+    let mut best = [f32::NEG_INFINITY; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let tail = chunks.remainder();
+    for x in chunks {
+        best.iter_mut().zip(x).for_each(|(b, &x)| *b = if x > *b { x } else { *b });
+    }
+    best.iter().chain(tail).copied().fold(f32::NEG_INFINITY, f32::max)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

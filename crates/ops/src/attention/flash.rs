@@ -142,7 +142,7 @@ fn online(s: &mut [f32], seen: Range<usize>, max: &mut f32, sum: &mut f32) -> f3
     s[..seen.start].fill(0.);
     s[seen.end..].fill(0.);
     let s = &mut s[seen];
-    let new = highest(s).max(*max);
+    let new = lanes::largest(s).max(*max);
     exponentials(s, new);
     let shrink = exp(*max - new);
     *sum = *sum * shrink + lanes::sum(s, |s| s);
@@ -154,18 +154,6 @@ fn online(s: &mut [f32], seen: Range<usize>, max: &mut f32, sum: &mut f32) -> f3
 #[inline(always)]
 fn exponentials(x: &mut [f32], by: f32) {
     x.iter_mut().for_each(|x| *x = exp(*x - by));
-}
-
-/// The largest element, in a form that whole vectors can follow.
-#[inline(always)]
-fn highest(x: &[f32]) -> f32 {
-    let mut tops = [f32::NEG_INFINITY; 16];
-    let chunks = x.chunks_exact(16);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        tops.iter_mut().zip(chunk).for_each(|(t, &x)| *t = if x > *t { x } else { *t });
-    }
-    tops.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
 /// Group `g`'s `width` columns of `n` rows from `row`, without gaps.

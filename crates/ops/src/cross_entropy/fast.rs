@@ -70,7 +70,8 @@ fn softmax(l: &mut [f32], y: usize, head: &Head<'_>, want_grad: bool) -> Token {
     if let Some(cap) = cap {
         l.iter_mut().for_each(|l| *l = cap * (*l / cap).tanh());
     }
-    let (max, at_target) = (largest(l), l[y]);
+    // A NaN that the maximum passes over comes back through the exponentials.
+    let (max, at_target) = (lanes::largest(l), l[y]);
     // The exponentials stay in place of the logits, unless the cap's slope needs those again.
     let keep = want_grad && cap.is_none();
     let mut sum = 0.;
@@ -105,15 +106,3 @@ fn softmax(l: &mut [f32], y: usize, head: &Head<'_>, want_grad: bool) -> Token {
 
 /// Logits in a block of the sum: few enough to stay in the first-level cache between two loops over them.
 const BLOCK: usize = 512;
-
-/// The largest element. NaN is passed over here and comes back through the exponentials.
-#[inline(always)]
-fn largest(l: &[f32]) -> f32 {
-    let mut best = [f32::NEG_INFINITY; 16];
-    let whole = l.chunks_exact(16);
-    let rest = whole.remainder();
-    for l in whole {
-        best.iter_mut().zip(l).for_each(|(b, &l)| *b = if l > *b { l } else { *b });
-    }
-    best.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
-}
