@@ -15,7 +15,9 @@ pub fn checkpoint<const I: usize, const O: usize>(
         return block(tape, inputs.map(Clone::clone));
     }
     let mut quiet = Tape::off(&tape.ctx);
-    quiet.recomputing = tape.recomputing;
+    (quiet.recomputing, quiet.scope) = (tape.recomputing, tape.scope);
+    quiet.observer.clone_from(&tape.observer);
+    let (observer, scope) = (tape.observer.clone(), tape.scope);
     let outputs = block(&mut quiet, inputs.map(|v| Var::constant(v.value.clone())))?.map(|v| v.value);
     let inputs = inputs.map(Clone::clone);
     let saved = inputs.iter().map(|v| v.value.bytes()).sum();
@@ -24,7 +26,8 @@ pub fn checkpoint<const I: usize, const O: usize>(
         if d_out.iter().all(Option::is_none) {
             return Ok(());
         }
-        let mut inner = Tape { recomputing: true, params: grads.take_params(), ..Tape::new(ctx) };
+        let params = grads.take_params();
+        let mut inner = Tape { recomputing: true, params, observer, scope, ..Tape::new(ctx) };
         // Parameters keep their place in the flat gradient; only the tape's own slots change hands.
         let leaves = std::array::from_fn(|i| match inputs[i].place {
             Place::Slot(_) => inner.leaf(inputs[i].value.clone()),

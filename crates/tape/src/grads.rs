@@ -149,6 +149,11 @@ impl Grads {
             if mine.is_empty() {
                 continue;
             }
+            #[cfg(feature = "cuda")]
+            if flat.is_on_gpu() {
+                gpu_ranges(flat, mine, vars, |i, mat| out[i] = Some(Target::Gpu(mat)))?;
+                continue;
+            }
             match flat.dtype() {
                 DType::F64 => carve(flat.flat_mut::<f64>()?, mine, |i, s| out[i] = Some(Target::F64(s)))?,
                 _ => carve(flat.flat_mut::<f32>()?, mine, |i, s| out[i] = Some(Target::F32(s)))?,
@@ -156,6 +161,27 @@ impl Grads {
         }
         if wanted.peek().is_some() { Err(missing()) } else { Ok(out) }
     }
+}
+
+/// As [`carve`] on a GPU, each range in its variable's shape.
+#[cfg(feature = "cuda")]
+fn gpu_ranges<const N: usize>(
+    flat: &mut Tensor,
+    ranges: Vec<(Range<usize>, usize)>,
+    vars: &[Wanted; N],
+    mut put: impl FnMut(usize, hymo_tensor::GpuMat),
+) -> Result<()> {
+    flat.gpu_mut()?; // no one else may hold it
+    let mut done = 0;
+    for (range, i) in ranges {
+        if range.start < done {
+            let want = "ranges of one unit that do not overlap";
+            return Err(Error::value("grads", "param range", format!("{range:?} after {done}"), want));
+        }
+        done = range.end;
+        put(i, flat.slice_flat(range.start, vars[i].1.dims())?.gpu()?);
+    }
+    Ok(())
 }
 
 /// Hands out the sorted, disjoint `ranges` of `flat`.

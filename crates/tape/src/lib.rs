@@ -11,13 +11,16 @@
 
 mod checkpoint;
 mod grads;
+mod observe;
 mod slot;
 
 pub use checkpoint::checkpoint;
 pub use grads::{Grads, ParamGrads};
+pub use observe::Observer;
 pub use slot::GradSlot;
 
 use hymo_tensor::{Ctx, Error, Result, Tensor};
+use std::sync::Arc;
 
 /// Where a variable's gradient goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +76,7 @@ type Back = Box<dyn FnOnce(&Ctx, &mut Grads) -> Result<()>>;
 
 struct Node {
     name: &'static str,
+    scope: usize,
     saved_bytes: usize,
     back: Back,
 }
@@ -85,12 +89,23 @@ pub struct Tape {
     recording: bool,
     recomputing: bool,
     params: Option<ParamGrads>,
+    observer: Option<Arc<dyn Observer>>,
+    scope: usize,
 }
 
 impl Tape {
     /// A tape that records; gradients of parameters, if any are used, need [`Tape::training`].
     pub fn new(ctx: &Ctx) -> Self {
-        Tape { ctx: ctx.clone(), nodes: Vec::new(), slots: 0, recording: true, recomputing: false, params: None }
+        Tape {
+            ctx: ctx.clone(),
+            nodes: Vec::new(),
+            slots: 0,
+            recording: true,
+            recomputing: false,
+            params: None,
+            observer: None,
+            scope: 0,
+        }
     }
 
     /// A tape that records and adds the parameters' gradients into `params`.
@@ -101,6 +116,18 @@ impl Tape {
     /// A tape that records nothing: for evaluation.
     pub fn off(ctx: &Ctx) -> Self {
         Tape { recording: false, ..Tape::new(ctx) }
+    }
+
+    /// The same tape, watched.
+    #[must_use]
+    pub fn observed(mut self, observer: Option<Arc<dyn Observer>>) -> Self {
+        self.observer = observer;
+        self
+    }
+
+    /// What follows belongs to this part of a model, as its observer counts parts. A tape begins in part 0.
+    pub fn enter(&mut self, scope: usize) {
+        self.scope = scope;
     }
 
     /// Where operations run.
@@ -142,6 +169,9 @@ impl Tape {
         saved_bytes: usize,
         back: impl FnOnce(&Ctx, [Option<Tensor>; O], &mut [GradSlot<'_>; I]) -> Result<()> + 'static,
     ) -> [Var; O] {
+        if let Some(observer) = &self.observer {
+            observer.forward(name, self.scope);
+        }
         if !self.recording || !inputs.iter().any(|v| v.tracked()) {
             return outputs.map(Var::constant);
         }
@@ -166,7 +196,7 @@ impl Tape {
         let outs = outputs.map(|value| Var { value, place: self.new_slot() });
         let places = std::array::from_fn(|i| outs[i].place);
         let back: Back = Box::new(move |ctx, grads| back(ctx, grads, places));
-        self.nodes.push(Node { name, saved_bytes, back });
+        self.nodes.push(Node { name, scope: self.scope, saved_bytes, back });
         outs
     }
 
@@ -198,11 +228,10 @@ impl Tape {
         let mut start = Vec::with_capacity(seeds.len());
         for (var, seed) in seeds {
             var.value.expect("backward", "loss", &[1])?;
-            let mut d = self.ctx.zeros_real(var.value.dtype(), &[1])?;
-            match var.value.dtype() {
-                hymo_tensor::DType::F64 => d.flat_mut::<f64>()?[0] = *seed,
-                _ => d.flat_mut::<f32>()?[0] = *seed as f32,
-            }
+            let d = match var.value.dtype() {
+                hymo_tensor::DType::F64 => Tensor::scalar(&self.ctx, *seed)?,
+                _ => Tensor::scalar(&self.ctx, *seed as f32)?,
+            };
             start.push(((*var).clone(), d));
         }
         self.backward_from(start)
@@ -225,7 +254,14 @@ impl Tape {
             grads.give(&self.ctx, &var, d)?;
         }
         for node in self.nodes.into_iter().rev() {
-            (node.back)(&self.ctx, &mut grads)?;
+            let Some(observer) = &self.observer else {
+                (node.back)(&self.ctx, &mut grads)?;
+                continue;
+            };
+            observer.backward_begins(node.name, node.scope);
+            let done = (node.back)(&self.ctx, &mut grads);
+            observer.backward_ends(node.name, node.scope);
+            done?;
         }
         Ok(grads)
     }

@@ -18,6 +18,9 @@ pub(crate) enum Target<'a> {
     F32(&'a mut [f32]),
     /// The same in double precision.
     F64(&'a mut [f64]),
+    /// The same on a GPU.
+    #[cfg(feature = "cuda")]
+    Gpu(hymo_tensor::GpuMat),
 }
 
 impl GradSlot<'_> {
@@ -44,6 +47,30 @@ impl GradSlot<'_> {
             }
             Target::F32(flat) => flat_target(T::pick(Some(flat), None), rows, cols, self.dtype),
             Target::F64(flat) => flat_target(T::pick(None, Some(flat)), rows, cols, self.dtype),
+            #[cfg(feature = "cuda")]
+            Target::Gpu(_) => Err(Error::Elsewhere { op: "grad", place: "a GPU's memory", want: "the processor's" }),
+        }
+    }
+
+    /// As [`GradSlot::target`] on a GPU, for kernels. An activation's gradient is of its dtype, a parameter's f32.
+    #[cfg(feature = "cuda")]
+    pub fn gpu(&mut self, ctx: &Ctx) -> Result<Option<(hymo_tensor::GpuMat, bool)>> {
+        match &mut self.target {
+            Target::Unwanted => Ok(None),
+            Target::Owned(grad) => {
+                let add = grad.is_some();
+                match grad {
+                    Some(t) if !t.is_unique() || !t.is_contiguous() => *t = t.copy(ctx)?,
+                    Some(_) => {}
+                    None => *grad = Some(ctx.empty_real(self.dtype, self.shape.dims())?),
+                }
+                let tensor = grad.as_mut().expect("invariant: filled above");
+                Ok(Some((tensor.gpu_mut()?, add)))
+            }
+            Target::Gpu(flat) => Ok(Some((flat.clone(), true))),
+            Target::F32(_) | Target::F64(_) => {
+                Err(Error::Elsewhere { op: "grad", place: "the processor's memory", want: "a GPU's" })
+            }
         }
     }
 
@@ -64,6 +91,8 @@ impl GradSlot<'_> {
             }
             Target::F32(flat) => add_flat(flat, &d),
             Target::F64(flat) => add_flat(flat, &d),
+            #[cfg(feature = "cuda")]
+            Target::Gpu(flat) => flat.add(&d.gpu()?),
         }
     }
 }

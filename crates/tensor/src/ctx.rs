@@ -3,10 +3,13 @@ use crate::{DType, Element, Error, Result, Shape, Tensor};
 use std::sync::Arc;
 
 /// Where tensors live and operations run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Device {
     /// The host's processor.
     Cpu,
+    /// An NVIDIA GPU.
+    #[cfg(feature = "cuda")]
+    Cuda(hymo_cuda::Gpu),
 }
 
 /// Which of an operation's CPU forms runs.
@@ -24,13 +27,34 @@ pub struct Ctx {
     device: Device,
     path: Path,
     poison: bool,
+    activations: DType,
     pool: Arc<Pool>,
 }
 
 impl Ctx {
     /// The processor's fast paths with a pool of their own.
     pub fn cpu() -> Self {
-        Ctx { device: Device::Cpu, path: Path::Fast, poison: false, pool: Arc::default() }
+        Ctx { device: Device::Cpu, path: Path::Fast, poison: false, activations: DType::F32, pool: Arc::default() }
+    }
+
+    /// A GPU's paths. Parameters and statistics are f32; activations are too, unless [`Ctx::bf16`] says otherwise.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub fn cuda(gpu: hymo_cuda::Gpu) -> Self {
+        Ctx { device: Device::Cuda(gpu), ..Ctx::cpu() }
+    }
+
+    /// The same context whose activations are bf16: what an embedding hands out, and with it all that follows.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub fn bf16(mut self) -> Self {
+        self.activations = DType::BF16;
+        self
+    }
+
+    /// What activations are, where the operands do not say: f32 on the processor.
+    pub fn activations(&self) -> DType {
+        self.activations
     }
 
     /// The same context on the oracle's path.
@@ -46,8 +70,30 @@ impl Ctx {
     }
 
     /// Where work runs.
-    pub fn device(&self) -> Device {
-        self.device
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Waits until all work asked for so far is done; on the processor it is.
+    pub fn synchronize(&self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(gpu) = &self.device {
+            gpu.synchronize()?;
+        }
+        Ok(())
+    }
+
+    /// What computes, for people: `cpu`, or a GPU's name, architecture, memory and what activations are.
+    pub fn describe(&self) -> String {
+        match &self.device {
+            Device::Cpu => "cpu".to_owned(),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(gpu) => {
+                let (info, activations) = (gpu.info(), self.activations);
+                let gib = info.memory as f64 / f64::from(1 << 30);
+                format!("cuda: {}, {}, {gib:.1} GiB, {activations}", info.name, info.arch)
+            }
+        }
     }
 
     /// The fast path or the oracle.
@@ -65,6 +111,10 @@ impl Ctx {
         let shape = Shape::new(dims).ok_or_else(|| {
             Error::value("empty", "dims", format!("{dims:?}"), "1 to 4 dimensions that do not overflow")
         })?;
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(gpu) = &self.device {
+            return Tensor::on_gpu(gpu, T::DTYPE, shape, self.poison);
+        }
         let mut buf: Buf<T> = self.pool.take(shape.numel());
         if self.poison {
             buf.as_mut_slice().fill(T::POISON);
@@ -77,6 +127,8 @@ impl Ctx {
         match dtype {
             DType::F32 => self.empty::<f32>(dims),
             DType::F64 => self.empty::<f64>(dims),
+            #[cfg(feature = "cuda")]
+            DType::BF16 if self.device != Device::Cpu => self.empty::<half::bf16>(dims),
             got => Err(Error::DType { op: "empty_real", arg: "dtype", got, want: "f32 or f64" }),
         }
     }
@@ -84,7 +136,7 @@ impl Ctx {
     /// A contiguous tensor of zeros.
     pub fn zeros<T: Element>(&self, dims: &[usize]) -> Result<Tensor> {
         let mut out = self.empty::<T>(dims)?;
-        out.flat_mut::<T>()?.fill(T::default());
+        out.clear()?;
         Ok(out)
     }
 
@@ -93,6 +145,8 @@ impl Ctx {
         match dtype {
             DType::F32 => self.zeros::<f32>(dims),
             DType::F64 => self.zeros::<f64>(dims),
+            #[cfg(feature = "cuda")]
+            DType::BF16 if self.device != Device::Cpu => self.zeros::<half::bf16>(dims),
             got => Err(Error::DType { op: "zeros_real", arg: "dtype", got, want: "f32 or f64" }),
         }
     }

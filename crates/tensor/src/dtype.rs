@@ -46,7 +46,9 @@ mod sealed {
 }
 
 /// A Rust type that tensors can hold.
-pub trait Element: sealed::Sealed + Copy + Send + Sync + Default + PartialEq + fmt::Debug + 'static {
+pub trait Element:
+    sealed::Sealed + bytemuck::Pod + Copy + Send + Sync + Default + PartialEq + fmt::Debug + 'static
+{
     /// The matching dtype.
     const DTYPE: DType;
     /// What poisoned buffers are filled with, so that an output never written shows itself.

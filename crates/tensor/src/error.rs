@@ -48,6 +48,30 @@ pub enum Error {
         /// The tensor's shape.
         shape: Shape,
     },
+    /// A tensor that lies in another memory than the work is done in.
+    #[error("{op}: the tensor lies in {place}, want {want}")]
+    Elsewhere {
+        /// The operation.
+        op: &'static str,
+        /// Where the tensor lies.
+        place: &'static str,
+        /// Where it should.
+        want: &'static str,
+    },
+    /// What a device cannot do.
+    #[error("{op}: there is no {what} on {device}")]
+    Unsupported {
+        /// The operation.
+        op: &'static str,
+        /// What it was asked for.
+        what: &'static str,
+        /// The device.
+        device: &'static str,
+    },
+    /// The GPU or its libraries.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] hymo_cuda::Error),
     /// A view that the row stride cannot express.
     #[error("{op}: {shape} with row stride {row_stride} is not contiguous")]
     NotContiguous {

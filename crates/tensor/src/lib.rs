@@ -17,6 +17,8 @@
 mod ctx;
 mod dtype;
 mod error;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod mat;
 pub mod par;
 mod pool;
@@ -26,6 +28,8 @@ mod tensor;
 pub use ctx::{Ctx, Device, Path};
 pub use dtype::{DType, Element, Real};
 pub use error::{Error, Result};
+#[cfg(feature = "cuda")]
+pub use gpu::{GpuMat, kernel_sources};
 pub use half::bf16;
 pub use mat::{Mat, MatMut};
 pub use pool::{Pool, PoolStats};

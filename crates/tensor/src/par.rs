@@ -14,6 +14,19 @@ pub fn vector<R>(work: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(work)
 }
 
+/// The vector units that [`vector`] compiles for here, to be printed at the start of long work (HAZARD 26).
+#[must_use]
+pub fn instructions() -> &'static str {
+    // The names of the levels are the crate's; which of them a build has depends on its features.
+    let level = format!("{:?}", pulp::Arch::new());
+    match level.as_str() {
+        l if l.contains("V4") => "AVX-512",
+        l if l.contains("V3") => "AVX2 and FMA",
+        l if l.contains("Neon") => "NEON",
+        _ => "no vector units beyond the target's baseline",
+    }
+}
+
 /// [`each`](fn@each) with the closure inlined, so that its loops use this processor's vector units.
 #[macro_export]
 macro_rules! each {

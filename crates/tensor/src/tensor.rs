@@ -11,16 +11,18 @@ pub enum Storage {
     BF16(Arc<Buf<bf16>>),
     I32(Arc<Buf<i32>>),
     I8(Arc<Buf<i8>>),
+    #[cfg(feature = "cuda")]
+    Cuda(DType, Arc<hymo_cuda::Buffer>),
 }
 
 /// A row-major array of 1 to 4 dimensions whose rows (the last dimension) may lie apart: a view of some columns or some
 /// rows of another tensor. Cloning shares the memory.
 #[derive(Debug, Clone)]
 pub struct Tensor {
-    storage: Storage,
-    offset: usize,
-    shape: Shape,
-    row_stride: usize,
+    pub(crate) storage: Storage,
+    pub(crate) offset: usize,
+    pub(crate) shape: Shape,
+    pub(crate) row_stride: usize,
 }
 
 impl Tensor {
@@ -38,7 +40,7 @@ impl Tensor {
     pub fn from_slice<T: Element>(ctx: &Ctx, dims: &[usize], data: &[T]) -> Result<Self> {
         shape_of("from_slice", dims, data.len())?;
         let mut out = ctx.empty::<T>(dims)?;
-        out.flat_mut::<T>()?.copy_from_slice(data);
+        out.write(data)?;
         Ok(out)
     }
 
@@ -84,12 +86,14 @@ impl Tensor {
 
     /// The element type.
     pub fn dtype(&self) -> DType {
-        match self.storage {
+        match &self.storage {
             Storage::F32(_) => DType::F32,
             Storage::F64(_) => DType::F64,
             Storage::BF16(_) => DType::BF16,
             Storage::I32(_) => DType::I32,
             Storage::I8(_) => DType::I8,
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(dtype, _) => *dtype,
         }
     }
 
@@ -107,7 +111,24 @@ impl Tensor {
     }
 
     fn buf<T: Element>(&self) -> Result<&Arc<Buf<T>>> {
+        self.on_host("view")?;
         T::unwrap(&self.storage).ok_or_else(|| mismatch::<T>(self.dtype()))
+    }
+
+    /// Fails where the memory is a GPU's: no loop of the processor runs there by mistake.
+    fn on_host(&self, op: &'static str) -> Result<()> {
+        if self.is_on_gpu() {
+            return Err(Error::Elsewhere { op, place: "a GPU's memory", want: "the processor's" });
+        }
+        Ok(())
+    }
+
+    /// Whether the elements lie in a GPU's memory.
+    pub fn is_on_gpu(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        return matches!(self.storage, Storage::Cuda(..));
+        #[cfg(not(feature = "cuda"))]
+        false
     }
 
     /// Elements that the view spans, gaps between its rows included.
@@ -127,6 +148,7 @@ impl Tensor {
 
     /// The elements as a writable matrix; fails when another tensor holds the same storage.
     pub fn view_mut<T: Element>(&mut self) -> Result<MatMut<'_, T>> {
+        self.on_host("view_mut")?;
         let (span, rows, cols, stride) = (self.span(), self.rows(), self.cols(), self.row_stride);
         let (dtype, shape) = (self.dtype(), self.shape);
         let arc = T::unwrap_mut(&mut self.storage).ok_or_else(|| mismatch::<T>(dtype))?;
@@ -145,6 +167,7 @@ impl Tensor {
     /// All elements as one writable slice; fails when rows lie apart or the storage is shared.
     pub fn flat_mut<T: Element>(&mut self) -> Result<&mut [T]> {
         self.check_contiguous("flat_mut")?;
+        self.on_host("flat_mut")?;
         let (range, dtype, shape) = (self.offset..self.offset + self.numel(), self.dtype(), self.shape);
         let arc = T::unwrap_mut(&mut self.storage).ok_or_else(|| mismatch::<T>(dtype))?;
         let buf = Arc::get_mut(arc).ok_or(Error::Shared { op: "flat_mut", shape })?;
@@ -171,6 +194,8 @@ impl Tensor {
             Storage::BF16(b) => Arc::strong_count(b) == 1,
             Storage::I32(b) => Arc::strong_count(b) == 1,
             Storage::I8(b) => Arc::strong_count(b) == 1,
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(_, b) => Arc::strong_count(b) == 1,
         }
     }
 
@@ -230,6 +255,10 @@ impl Tensor {
 
     /// The elements in order.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        #[cfg(feature = "cuda")]
+        if self.is_on_gpu() {
+            return self.download();
+        }
         let m = self.view::<T>()?;
         Ok((0..m.rows()).flat_map(|i| m.row(i)).copied().collect())
     }
@@ -238,12 +267,60 @@ impl Tensor {
     pub fn item(&self) -> Result<f64> {
         self.expect("item", "self", &[1])?;
         match self.dtype() {
-            DType::F64 => Ok(self.flat::<f64>()?[0]),
-            _ => Ok(f64::from(self.flat::<f32>()?[0])),
+            DType::F64 => Ok(self.to_vec::<f64>()?[0]),
+            _ => Ok(f64::from(self.to_vec::<f32>()?[0])),
         }
     }
 
-    /// A contiguous copy with storage of its own.
+    /// All elements become zero; the storage must not be shared.
+    pub fn clear(&mut self) -> Result<()> {
+        fn go<T: Element>(t: &mut Tensor) -> Result<()> {
+            t.flat_mut::<T>()?.fill(T::default());
+            Ok(())
+        }
+        match &self.storage {
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(..) => self.clear_on_gpu(),
+            Storage::F32(_) => go::<f32>(self),
+            Storage::F64(_) => go::<f64>(self),
+            Storage::BF16(_) => go::<bf16>(self),
+            Storage::I32(_) => go::<i32>(self),
+            Storage::I8(_) => go::<i8>(self),
+        }
+    }
+
+    /// Overwrites all elements with as many of the caller's; the storage must not be shared.
+    pub fn write<T: Element>(&mut self, data: &[T]) -> Result<()> {
+        shape_of("write", self.shape.dims(), data.len())?;
+        #[cfg(feature = "cuda")]
+        if self.is_on_gpu() {
+            return self.upload(0, data);
+        }
+        self.flat_mut::<T>()?.copy_from_slice(data);
+        Ok(())
+    }
+
+    /// Overwrites `data.len()` elements from element `at` on; the storage must not be shared, and rows not lie apart.
+    pub fn write_at<T: Element>(&mut self, at: usize, data: &[T]) -> Result<()> {
+        if at.checked_add(data.len()).is_none_or(|end| end > self.numel()) {
+            let got = format!("{} elements from {at}", data.len());
+            return Err(Error::value("write_at", "data", got, format!("at most {} elements", self.numel())));
+        }
+        #[cfg(feature = "cuda")]
+        if self.is_on_gpu() {
+            return self.upload(at, data);
+        }
+        self.flat_mut::<T>()?[at..at + data.len()].copy_from_slice(data);
+        Ok(())
+    }
+
+    /// Fails while another tensor holds the same storage, or where rows lie apart: what a write would say, before it.
+    pub fn expect_writable(&self, op: &'static str) -> Result<()> {
+        self.check_contiguous(op)?;
+        if self.is_unique() { Ok(()) } else { Err(Error::Shared { op, shape: self.shape }) }
+    }
+
+    /// A contiguous copy with storage of its own, in the memory of the context's device.
     pub fn copy(&self, ctx: &Ctx) -> Result<Tensor> {
         fn go<T: Element>(src: &Tensor, ctx: &Ctx) -> Result<Tensor> {
             let mut out = ctx.empty::<T>(src.dims())?;
@@ -254,6 +331,10 @@ impl Tensor {
                 }
             });
             Ok(out)
+        }
+        #[cfg(feature = "cuda")]
+        if self.is_on_gpu() || *ctx.device() != crate::Device::Cpu {
+            return self.copy_across(ctx);
         }
         match self.dtype() {
             DType::F32 => go::<f32>(self, ctx),
@@ -276,6 +357,11 @@ impl Tensor {
             Ok(())
         }
         other.expect("add_assign", "other", self.dims())?;
+        #[cfg(feature = "cuda")]
+        if self.is_on_gpu() {
+            let to = self.gpu_mut()?;
+            return to.add(&other.gpu()?);
+        }
         match self.dtype() {
             DType::F32 => go::<f32>(self, other),
             DType::F64 => go::<f64>(self, other),
@@ -287,7 +373,7 @@ impl Tensor {
 /// Rows in a block of copying or adding: wide enough to outweigh handing it out.
 const ROWS: usize = 64;
 
-fn mismatch<T: Element>(got: DType) -> Error {
+pub(crate) fn mismatch<T: Element>(got: DType) -> Error {
     let want = match T::DTYPE {
         DType::F32 => "f32",
         DType::F64 => "f64",
