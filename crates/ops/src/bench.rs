@@ -4,7 +4,7 @@
 use crate::check::Case;
 use crate::gemm;
 use hymo_tape::{Grads, ParamGrads, Tape, Var};
-use hymo_tensor::{Ctx, DType, Mat, MatMut, Result, Tensor};
+use hymo_tensor::{Ctx, Mat, MatMut, Result, Tensor};
 
 /// How a product's operands lie: what is transposed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,12 +115,13 @@ impl Bench {
     /// # Errors
     /// Inputs that the operation refuses.
     pub fn trial(&self, ctx: &Ctx) -> Result<Trial<'_>> {
-        let (params, grads) = self.case.params(ctx, DType::F32)?;
-        let inputs = self.case.tensors(ctx, DType::F32, &params)?;
+        let dtype = ctx.activations();
+        let (params, grads) = self.case.params(ctx, dtype)?;
+        let inputs = self.case.tensors(ctx, dtype, &params)?;
         let mut trial = Trial { bench: self, ctx: ctx.clone(), inputs, grads: Some(grads), run: None, seeds: None };
         trial.forward()?;
         let outs = trial.run.as_ref().map_or(&[][..], |(_, outs)| outs);
-        trial.seeds = Some(self.case.seeds(ctx, DType::F32, outs)?);
+        trial.seeds = Some(self.case.seeds(ctx, outs)?);
         trial.backward()?;
         Ok(trial)
     }

@@ -66,9 +66,20 @@ pub struct Case {
     outputs: Vec<&'static str>,
     bounds: Vec<(String, f64)>,
     difference: f64,
+    /// Bounds of outputs and of gradients where activations are bf16.
+    half: [f64; 2],
+    /// Whether every number is one of bf16.
+    rounded: bool,
     upstream_ones: bool,
     apply: Apply,
 }
+
+/// Inputs that are f32 also beside bf16 activations, parameters aside.
+const FULL: &[&str] = &["E", "beta", "g", "gates", "h0"];
+/// What a GPU's `f32` products may lose beside the processor's: they split each operand in two parts.
+const GPU_SHARE: f64 = 6.;
+/// The least bound in `f32` on a GPU, and the largest.
+const GPU_BOUNDS: [f64; 2] = [2e-6, 1e-5];
 
 /// How far one output or gradient was from its reference.
 #[derive(Debug, Clone)]
@@ -149,6 +160,8 @@ impl Case {
             outputs: outputs.to_vec(),
             bounds: Vec::new(),
             difference: 1e-6,
+            half: [5e-3, 8e-3],
+            rounded: false,
             upstream_ones: false,
             apply: Box::new(|_, _| Ok(Vec::new())),
         }
@@ -188,6 +201,12 @@ impl Case {
         self
     }
 
+    /// The bounds of outputs and of gradients where activations are bf16 (5e-3 and 8e-3 unless set).
+    pub fn half(mut self, outputs: f64, gradients: f64) -> Self {
+        self.half = [outputs, gradients];
+        self
+    }
+
     /// The outputs are losses: their upstream gradient is 1.
     pub fn losses(mut self) -> Self {
         self.upstream_ones = true;
@@ -216,14 +235,17 @@ impl Case {
         let flat: Vec<f64> =
             self.inputs.iter().filter(|i| i.kind == Kind::Param).flat_map(|i| i.values.iter().copied()).collect();
         let n = flat.len().max(1);
+        // Master weights and their gradients are never narrow.
+        let dtype = if dtype == DType::BF16 { DType::F32 } else { dtype };
         let params = tensor(ctx, dtype, &[n], &if flat.is_empty() { vec![0.] } else { flat })?;
         Ok((params, ParamGrads::new(vec![ctx.zeros_real(dtype, &[n])?])?))
     }
 
     /// The upstream gradients of the tracked outputs.
-    pub(crate) fn seeds(&self, ctx: &Ctx, dtype: DType, outs: &[Var]) -> Result<Vec<Tensor>> {
+    pub(crate) fn seeds(&self, ctx: &Ctx, outs: &[Var]) -> Result<Vec<Tensor>> {
         let tracked = outs.iter().enumerate().filter(|(_, v)| v.tracked());
-        tracked.map(|(i, v)| tensor(ctx, dtype, v.dims(), &self.upstream(i, v.value().numel()))).collect()
+        let of = |(i, v): (usize, &Var)| tensor(ctx, v.value().dtype(), v.dims(), &self.upstream(i, v.value().numel()));
+        tracked.map(of).collect()
     }
 
     /// Applies the operation.
@@ -236,6 +258,8 @@ impl Case {
         let mut offset = 0;
         let one = |input: &Input| {
             if input.kind != Kind::Param {
+                let narrow = dtype == DType::BF16 && !FULL.contains(&input.name);
+                let dtype = if dtype == DType::BF16 && !narrow { DType::F32 } else { dtype };
                 return tensor(ctx, dtype, &input.dims, &input.values);
             }
             offset += input.values.len();
@@ -263,7 +287,8 @@ impl Case {
         if self.upstream_ones {
             return vec![1.; n];
         }
-        Noise::new(77 + i as u64).normals(n).into_iter().map(|x| f64::from(x as f32)).collect()
+        let round = |x: f64| if self.rounded { bf16(x) } else { f64::from(x as f32) };
+        Noise::new(77 + i as u64).normals(n).into_iter().map(round).collect()
     }
 
     /// Applies the operation `times` times to the same inputs, and runs backwards from all outputs.
@@ -277,7 +302,7 @@ impl Case {
             let outs = (self.apply)(&mut tape, &vars)?;
             outputs = outs.iter().map(|v| values(v.value())).collect::<Result<_>>()?;
             tracked = outs.iter().map(Var::tracked).collect();
-            let upstream = self.seeds(ctx, dtype, &outs)?;
+            let upstream = self.seeds(ctx, &outs)?;
             seeds.extend(outs.into_iter().filter(Var::tracked).zip(upstream));
         }
         let mut grads = tape.backward_from(seeds)?;
@@ -381,6 +406,45 @@ impl Case {
         Ok(Report { case: self.name, deviations })
     }
 
+    /// Another device's path, in `f32` or `bf16`, against the `f64` oracle on the same numbers: twice (equal
+    /// bits) and applied twice (gradients double). The oracle itself is what [`Case::check`] checks.
+    pub fn check_on(mut self, ctx: &Ctx, dtype: DType) -> Result<Report> {
+        let half = dtype == DType::BF16;
+        if half {
+            self.rounded = true;
+            self.inputs.iter_mut().flat_map(|i| &mut i.values).for_each(|x| *x = bf16(*x));
+        }
+        let [least, most] = GPU_BOUNDS;
+        let [of_output, of_gradient] = self.half;
+        let bound = |case: &Case, what: &str| match (half, what.starts_with("d_")) {
+            (true, false) => of_output,
+            (true, true) => of_gradient,
+            (false, _) => (GPU_SHARE * case.bound_of(what)).max(least).min(most),
+        };
+        let oracle = self.run(&Ctx::cpu().poisoned().oracle(), DType::F64, 1)?;
+        let [one, again, twice] = [1, 1, 2].map(|times| self.run(ctx, dtype, times));
+        let (one, again, twice) = (one?, again?, twice?);
+        let mut out = Vec::new();
+        let mut compare = |what: &str, base: &str, got: &[f64], want: &[f64], slack: f64| {
+            let deviation =
+                Deviation { what: what.into(), error: rms_error(got, want), bound: slack * bound(&self, base) };
+            out.push(deviation);
+        };
+        for (i, name) in self.outputs.iter().enumerate() {
+            compare(name, name, &one.outputs[i], &oracle.outputs[i], 1.);
+        }
+        for (i, input) in self.inputs.iter().enumerate().filter(|(_, input)| input.kind != Kind::Constant) {
+            let name = format!("d_{}", input.name);
+            let of = |run: &Run| run.grads[i].clone().unwrap_or_default();
+            let double: Vec<f64> = of(&oracle).iter().map(|x| 2. * x).collect();
+            compare(&name, &name, &of(&one), &of(&oracle), 1.);
+            compare(&format!("{name} added"), &name, &of(&twice), &double, 2.);
+        }
+        let all = |run: &Run| [run.outputs.concat(), run.grads.iter().flatten().flatten().copied().collect()].concat();
+        same_bits("everything", &all(&one), &all(&again), &mut out);
+        Ok(Report { case: format!("{} in {dtype}", self.name), deviations: out })
+    }
+
     /// The bits of every output and gradient of the context's `f32` path, to compare runs by.
     pub fn bits(&self, ctx: &Ctx) -> Result<Vec<u64>> {
         let run = self.run(ctx, DType::F32, 1)?;
@@ -392,6 +456,11 @@ impl Case {
         let base = what.split(' ').next().unwrap_or(what);
         out.push(Deviation { what: what.into(), error: rms_error(got, want), bound: slack * self.bound_of(base) });
     }
+}
+
+/// The nearest number of bf16.
+fn bf16(x: f64) -> f64 {
+    f64::from(half::bf16::from_f64(x))
 }
 
 /// The larger of two errors, NaN being the largest.
@@ -408,7 +477,10 @@ fn tensor(ctx: &Ctx, dtype: DType, dims: &[usize], values: &[f64]) -> Result<Ten
     match dtype {
         DType::F64 => Tensor::from_slice(ctx, dims, values),
         f32::DTYPE => Tensor::from_slice(ctx, dims, &values.iter().map(|&x| x as f32).collect::<Vec<_>>()),
-        got => Err(Error::DType { op: "check", arg: "dtype", got, want: "f32 or f64" }),
+        DType::BF16 => {
+            Tensor::from_slice(ctx, dims, &values.iter().map(|&x| half::bf16::from_f64(x)).collect::<Vec<_>>())
+        }
+        got => Err(Error::DType { op: "check", arg: "dtype", got, want: "f32, f64 or bf16" }),
     }
 }
 
@@ -417,6 +489,7 @@ pub fn values(t: &Tensor) -> Result<Vec<f64>> {
     match t.dtype() {
         DType::F64 => t.to_vec::<f64>(),
         DType::I32 => Ok(t.to_vec::<i32>()?.into_iter().map(f64::from).collect()),
+        DType::BF16 => Ok(t.to_vec::<half::bf16>()?.into_iter().map(f64::from).collect()),
         _ => Ok(t.to_vec::<f32>()?.into_iter().map(f64::from).collect()),
     }
 }

@@ -11,6 +11,8 @@ pub struct Docs {
     seg: Vec<i32>,
     start: Vec<u32>,
     continued: Vec<bool>,
+    #[cfg(feature = "cuda")]
+    gpu: crate::gpu::OnGpu<crate::gpu::GpuDocs>,
 }
 
 impl Docs {
@@ -39,13 +41,27 @@ impl Docs {
                 at[t] = if row[t] == row[t - 1] { at[t - 1] } else { t as u32 };
             }
         }
-        Ok(Docs { batch, len, seg: seg.to_vec(), start, continued: continued.to_vec() })
+        Ok(Docs { start, seg: seg.to_vec(), continued: continued.to_vec(), ..Docs::whole(batch, len) })
     }
 
     /// One document a row.
     pub fn whole(batch: usize, len: usize) -> Self {
         let n = batch * len;
-        Docs { batch, len, seg: vec![0; n], start: vec![0; n], continued: vec![false; batch] }
+        Docs {
+            batch,
+            len,
+            seg: vec![0; n],
+            start: vec![0; n],
+            continued: vec![false; batch],
+            #[cfg(feature = "cuda")]
+            gpu: crate::gpu::OnGpu::default(),
+        }
+    }
+
+    /// The same on a GPU, for kernels.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_gpu(&self, ctx: &hymo_tensor::Ctx, gpu: &hymo_cuda::Gpu) -> Result<crate::gpu::GpuDocs> {
+        self.gpu.get(gpu, || crate::gpu::GpuDocs::new(ctx, self))
     }
 
     /// Rows.

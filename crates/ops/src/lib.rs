@@ -37,8 +37,12 @@ pub mod experts;
 mod fixture;
 pub mod gated_norm;
 pub mod gemm;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 mod lanes;
 pub mod linear;
+#[cfg(feature = "cuda")]
+mod matmul;
 pub mod packed_linear;
 pub mod registry;
 pub mod residual;
@@ -49,3 +53,8 @@ pub mod short_conv;
 pub mod swiglu;
 
 pub use docs::Docs;
+
+/// Whether a parameter goes with activations: of the same dtype, or f32 beside bf16.
+pub(crate) fn goes_with(param: &hymo_tensor::Tensor, x: &hymo_tensor::Tensor) -> bool {
+    param.dtype() == x.dtype() || (param.dtype(), x.dtype()) == (hymo_tensor::DType::F32, hymo_tensor::DType::BF16)
+}

@@ -42,6 +42,42 @@ impl OpInfo {
     }
 }
 
+#[cfg(feature = "cuda")]
+impl OpInfo {
+    /// Runs the operation's cases on a GPU in f32 and in bf16 and, unless only what is small shall run, every length of a
+    /// row around its tiles, extreme gates and thousands of documents, where it has such. `None`: the operation is not for GPUs.
+    ///
+    /// # Errors
+    /// What goes wrong on the GPU.
+    pub fn check_gpu(&self, gpu: &hymo_cuda::Gpu, small: bool) -> Result<Option<Vec<Report>>> {
+        use hymo_tensor::{DType, Error};
+        // Weights in bf16 or int8 are read by the processor's decoder only.
+        if self.name == "packed_linear" {
+            return Ok(None);
+        }
+        let mut reports = Vec::new();
+        for (ctx, dtype) in [(Ctx::cuda(gpu.clone()), DType::F32), (Ctx::cuda(gpu.clone()).bf16(), DType::BF16)] {
+            let more = match self.name {
+                "delta_rule" => crate::delta_rule::gpu_cases(),
+                "attention" => crate::attention::gpu_cases(),
+                "short_conv" => crate::short_conv::gpu_cases(),
+                _ => Vec::new(),
+            };
+            let more = if small { Vec::new() } else { more };
+            for case in (self.cases)().into_iter().chain(more) {
+                // Memory filled beforehand would hide from a checker of memory what is never written.
+                let ctx = if small { ctx.clone() } else { ctx.clone().poisoned() };
+                match case.check_on(&ctx, dtype) {
+                    Ok(report) => reports.push(report),
+                    Err(Error::Unsupported { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok((!reports.is_empty()).then_some(reports))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -34,6 +34,11 @@ impl Ema {
     pub fn update(&mut self, params: &[Tensor]) -> Result<(), Error> {
         same(&self.flats, params)?;
         for (ema, flat) in self.flats.iter_mut().zip(params) {
+            #[cfg(feature = "cuda")]
+            if flat.is_on_gpu() {
+                crate::cuda::average(ema, flat, self.decay)?;
+                continue;
+            }
             match flat.dtype() {
                 DType::F64 => average::<f64>(ema, flat, self.decay)?,
                 _ => average::<f32>(ema, flat, self.decay)?,

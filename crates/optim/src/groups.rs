@@ -3,7 +3,7 @@
 //! The groups are declared parameter by parameter in the model's table, never found by looking at shapes (HAZARD 16).
 
 use crate::Error;
-use hymo_model::config::OptimConfig;
+use hymo_model::config::{Matrices, OptimConfig};
 use hymo_model::params::Part;
 use hymo_model::{OptimGroup, ParamSpec, Unit};
 use std::collections::BTreeMap;
@@ -92,8 +92,12 @@ impl Groups {
             Group { name: name.to_owned(), method, lr_mult, weight_decay, params: Vec::new() }
         };
         let embedding = if config.decay_embedding { config.weight_decay } else { 0.0 };
+        let hidden = match config.matrices {
+            Matrices::NorMuon => Method::NorMuon,
+            Matrices::AdamW => Method::AdamW,
+        };
         let mut groups = vec![
-            group("hidden", Method::NorMuon, config.weight_decay),
+            group("hidden", hidden, config.weight_decay),
             group("embedding", Method::AdamW, embedding),
             group("decayed", Method::AdamW, config.weight_decay),
             group("free", Method::AdamW, 0.0),

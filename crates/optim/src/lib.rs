@@ -31,6 +31,8 @@
 //! ```
 
 pub mod adamw;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod ema;
 mod error;
 mod groups;
@@ -41,6 +43,8 @@ pub mod oracle;
 mod schedule;
 mod state;
 
+#[cfg(feature = "cuda")]
+pub use cuda::kernel_sources;
 pub use ema::Ema;
 pub use error::Error;
 pub use groups::{Group, Groups, Member, Method};

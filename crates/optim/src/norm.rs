@@ -20,6 +20,10 @@ impl GradNorm {
     /// # Errors
     /// A tensor of another dtype, or with gaps.
     pub fn of(grads: &[Tensor]) -> Result<Self, Error> {
+        #[cfg(feature = "cuda")]
+        if grads.iter().any(Tensor::is_on_gpu) {
+            return Ok(GradNorm { sum: crate::cuda::sum_of_squares(grads)? });
+        }
         let mut sum = 0.0;
         for flat in grads {
             sum += match flat.dtype() {

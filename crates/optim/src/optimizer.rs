@@ -168,6 +168,13 @@ impl Optimizer {
             return Ok(Outcome::Refused { grad_norm, params: self.not_finite(grads)? });
         }
         let clip = norm.clip(self.config.clip_norm);
+        #[cfg(feature = "cuda")]
+        if params.iter().any(Tensor::is_on_gpu) {
+            let Optimizer { config, groups, state, .. } = self;
+            crate::cuda::step(ctx, config, groups, state, params, grads, [lr, clip])?;
+            state.steps += 1;
+            return Ok(Outcome::Stepped { grad_norm, clip });
+        }
         match self.state.dtype() {
             DType::F64 => self.run::<f64>(ctx, params, grads, lr, clip)?,
             _ => self.run::<f32>(ctx, params, grads, lr, clip)?,

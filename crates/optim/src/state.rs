@@ -109,6 +109,13 @@ impl State {
         Ok(pieces)
     }
 
+    /// A member's parts of the two buffers: their units, and where each begins.
+    #[cfg(feature = "cuda")]
+    pub fn parts(&mut self, member: &Member, index: usize) -> ([&mut Tensor; 2], [usize; 2]) {
+        let unit = member.unit.index();
+        ([&mut self.first[unit], &mut self.second[unit]], [member.offset, self.places[index]])
+    }
+
     /// Every saved tensor by name: views that share the state's memory, and the number of steps.
     pub fn tensors(&self, groups: &Groups) -> Result<Vec<(String, Tensor)>, Error> {
         let mut named = vec![(STEP.to_owned(), Tensor::from_vec(&[1], vec![self.steps as i32])?)];
@@ -160,16 +167,15 @@ impl State {
     fn take_over<T: Real>(&mut self, groups: &Groups, found: &[&Tensor]) -> Result<(), Error> {
         // A view in someone's hands makes writing an error: before the first write, so that it is all or nothing.
         for flat in self.first.iter_mut().chain(&mut self.second) {
-            flat.flat_mut::<T>()?;
+            flat.expect_writable("flat_mut")?;
         }
         let mut found = found.iter();
         let mut next = || found.next().expect("invariant: one tensor for each that the state has");
-        self.steps = u64::try_from(next().flat::<i32>()?[0]).unwrap_or(0);
+        self.steps = u64::try_from(next().to_vec::<i32>()?[0]).unwrap_or(0);
         for (member, &place) in groups.members().iter().zip(&self.places) {
             let unit = member.unit.index();
             for (flat, at) in [(&mut self.first[unit], member.offset), (&mut self.second[unit], place)] {
-                let values = next().flat::<T>()?;
-                flat.flat_mut::<T>()?[at..at + values.len()].copy_from_slice(values);
+                flat.write_at(at, &next().to_vec::<T>()?)?;
             }
         }
         Ok(())
@@ -192,12 +198,12 @@ fn wrong(name: &str, own: &Tensor, saved: &Tensor) -> Result<Option<String>, Err
         return Ok(Some(format!("is {}, this model's is {}", kind(saved), kind(own))));
     }
     if name == STEP {
-        let steps = saved.flat::<i32>()?[0];
+        let steps = saved.to_vec::<i32>()?[0];
         return Ok((steps < 0).then(|| format!("is {steps}")));
     }
     let squares = !name.starts_with("optim.momentum.") && !name.starts_with("optim.first_moment.");
     fn bad<T: Real>(t: &Tensor, squares: bool) -> Result<bool, Error> {
-        Ok(t.flat::<T>()?.iter().any(|x| !x.is_finite() || (squares && *x < T::zero())))
+        Ok(t.to_vec::<T>()?.iter().any(|x| !x.is_finite() || (squares && *x < T::zero())))
     }
     let bad = match saved.dtype() {
         DType::F64 => bad::<f64>(saved, squares)?,

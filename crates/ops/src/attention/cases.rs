@@ -110,6 +110,17 @@ pub fn cases() -> Vec<Case> {
     ]
 }
 
+/// Every length around the tiles, the presets' heads, thousands of documents.
+#[cfg(feature = "cuda")]
+pub(crate) fn gpu_cases() -> Vec<Case> {
+    let mut out: Vec<Case> = (1..=130).map(|t| training(1, t, &[t.div_ceil(2)], args(4, 2, [6, 2, 5]))).collect();
+    out.push(training(1, 1000, &[1, 300, 1, 600], args(4, 1, [96, 32, 128])));
+    out.push(training(1, 300, &[300], args(3, 1, [24, 8, 32])));
+    out.push(training(1, 300, &[300], args(2, 2, [48, 16, 64])));
+    out.push(training(1, 10_000, &[1, 2, 3], args(1, 1, [6, 2, 5])));
+    out
+}
+
 /// At hymo-nano's sizes, 4 x 512 tokens, and at hymo-30m's, 1 x 1024.
 pub fn benches() -> Vec<Bench> {
     let bench = |batch: usize, len: usize, n_heads: usize, n_groups: usize, [nope, rope, d_v]: [usize; 3]| {

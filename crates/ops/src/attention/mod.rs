@@ -9,13 +9,16 @@
 //! Saves q, kv, k_r, o and lse_t = ln Σ_i e^(s_ti) [N, H]; rebuilds p. With D_t = <d_o_t, o_t>:
 //! dp = d_o vᵀ, ds = scale p (dp - D), d_q = ds k, d_k = Σ_heads dsᵀ q, d_v = Σ_heads pᵀ d_o. One pass owns tiles of
 //! queries (d_q), one owns tiles of keys (d_k, d_v), each tile summed in order. Gradients follow their slots.
-//! Deterministic. Two more forms without gradients: [`cached`] (queries are the last tokens of a longer sequence) and
-//! [`absorbed`] (the same over a latent cache).
+//! Deterministic. Three more forms without gradients: [`cached`] (queries are the last tokens of a longer sequence),
+//! [`absorbed`] (the same over a latent cache) and [`decode`] (many sequences over paged caches).
 //! Source: MATH 2.1 to 2.3, 2.5; the tiling of FlashAttention (arXiv 2205.14135).
 
 mod absorbed;
 mod cases;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+pub mod decode;
 mod flash;
 mod operands;
 mod window;
@@ -131,6 +134,8 @@ fn attend(ctx: &Ctx, x: &Operands, window: &Window, args: Args) -> Result<Out<Te
             ctx, x.q.dtype(), "attention",
             fast: flash::forward(ctx, x, window, args), oracle: cpu::oracle, (ctx, x, window, args)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::forward(ctx, gpu, x, window, args),
     }?;
     Ok(Out { o, lse, max_logit })
 }
@@ -143,6 +148,8 @@ pub fn backward(ctx: &Ctx, saved: &Saved, d_o: &Tensor, args: Args, slots: [&mut
             fast: flash::backward(ctx, saved, d_o, args, slots),
             oracle: cpu::oracle_backward, (ctx, saved, d_o, args, slots)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::backward(ctx, gpu, saved, d_o, args, slots),
     }
 }
 
@@ -156,6 +163,9 @@ pub fn apply(tape: &mut Tape, q: &Var, kv: &Var, k_r: &Var, docs: &Docs, args: A
     });
     Ok(Out { o, lse, max_logit })
 }
+
+#[cfg(feature = "cuda")]
+pub(crate) use cases::gpu_cases;
 
 #[cfg(test)]
 mod reference_tests;

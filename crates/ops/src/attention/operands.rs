@@ -8,13 +8,13 @@ pub(super) struct Operands {
     /// [N, H (D + R)]
     pub q: Tensor,
     /// Content keys [N, G D], or [N, D] when shared.
-    k_n: Tensor,
+    pub k_n: Tensor,
     /// Rotary keys [N, G R].
-    k_r: Tensor,
+    pub k_r: Tensor,
     /// [N, G V], or [N, V] when shared.
-    v: Tensor,
+    pub v: Tensor,
     /// Whether all groups read the same content keys and the same values: a latent cache.
-    shared: bool,
+    pub shared: bool,
 }
 
 /// [`Operands`] as matrices.

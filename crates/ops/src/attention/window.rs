@@ -17,6 +17,8 @@ pub(super) struct Window {
     pub keys: usize,
     from: Vec<u32>,
     padding: Vec<bool>,
+    #[cfg(feature = "cuda")]
+    gpu: crate::gpu::OnGpu<[hymo_tensor::Tensor; 2]>,
 }
 
 impl Window {
@@ -30,7 +32,34 @@ impl Window {
         let tokens = || (0..batch).flat_map(|b| (0..len).map(move |t| (b, t)));
         let from = tokens().map(|(b, t)| docs.start(b, t) as u32).collect();
         let padding = tokens().map(|(b, t)| docs.padding(b, t)).collect();
-        Ok(Window { batch, queries: len, keys: len, from, padding })
+        Ok(Window::new(batch, [len, len], from, padding))
+    }
+
+    fn new(batch: usize, [queries, keys]: [usize; 2], from: Vec<u32>, padding: Vec<bool>) -> Self {
+        Window {
+            batch,
+            queries,
+            keys,
+            from,
+            padding,
+            #[cfg(feature = "cuda")]
+            gpu: crate::gpu::OnGpu::default(),
+        }
+    }
+
+    /// The first key that each query sees, and 1 for padding, on a GPU: both i32, a query each.
+    #[cfg(feature = "cuda")]
+    pub fn on_gpu(
+        &self,
+        ctx: &hymo_tensor::Ctx,
+        gpu: &hymo_cuda::Gpu,
+    ) -> Result<(hymo_tensor::Tensor, hymo_tensor::Tensor)> {
+        let up = |v: Vec<i32>| hymo_tensor::Tensor::from_slice(ctx, &[v.len()], &v);
+        let [from, padding] = self.gpu.get(gpu, || {
+            let from = self.from.iter().map(|&f| f as i32).collect();
+            Ok([up(from)?, up(self.padding.iter().map(|&p| i32::from(p)).collect())?])
+        })?;
+        Ok((from, padding))
     }
 
     /// The last tokens of one sequence of `keys`, each with the first key that it sees.
@@ -47,7 +76,7 @@ impl Window {
             }
         }
         let padding = vec![false; queries];
-        Ok(Window { batch: 1, queries, keys, from: from.iter().map(|&f| f as u32).collect(), padding })
+        Ok(Window::new(1, [queries, keys], from.iter().map(|&f| f as u32).collect(), padding))
     }
 
     /// The keys, by their index in row `b`, that its query `i` sees: never none.

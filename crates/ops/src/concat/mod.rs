@@ -19,6 +19,14 @@ pub fn forward(ctx: &Ctx, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     match (ctx.device(), a.dtype()) {
         (Device::Cpu, DType::F64) => side_by_side::<f64>(ctx, a, b),
         (Device::Cpu, _) => side_by_side::<f32>(ctx, a, b),
+        #[cfg(feature = "cuda")]
+        (Device::Cuda(_), _) => {
+            let mut y = ctx.empty_real(a.dtype(), a.shape().with_cols(a.cols() + b.cols()).dims())?;
+            let to = y.gpu_mut()?;
+            to.cols_at(0, a.cols()).set(&a.gpu()?)?;
+            to.cols_at(a.cols(), b.cols()).set(&b.gpu()?)?;
+            Ok(y)
+        }
     }
 }
 

@@ -13,6 +13,8 @@
 //! Source: MATH 4.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod fast;
 
 use crate::bench::{Bench, Form};
@@ -108,7 +110,7 @@ impl<'a> Head<'a> {
         if width != d {
             return Err(Error::Shape { op: OP, arg: "E", got: e.shape(), want: format!("[V, {d}]") });
         }
-        if e.dtype() != h.dtype() {
+        if !crate::goes_with(e, h) {
             return Err(Error::DType { op: OP, arg: "E", got: e.dtype(), want: "the dtype of h" });
         }
         if targets.len() != n {
@@ -142,6 +144,8 @@ impl<'a> Head<'a> {
                 fast: fast::run(ctx, self, sinks, fast::chunk_rows(self.e.rows())),
                 oracle: cpu::oracle, (ctx, self, sinks)
             ),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(gpu) => cuda::run(ctx, gpu, self, sinks),
         }
     }
 
@@ -155,11 +159,10 @@ impl<'a> Head<'a> {
             stats.correct += usize::from(token.correct);
         }
         let value = self.scale * (stats.nll + self.z_loss * stats.lse_squared);
-        let mut loss = ctx.empty_real(self.h.dtype(), &[1])?;
-        match self.h.dtype() {
-            hymo_tensor::DType::F64 => loss.flat_mut::<f64>()?[0] = value,
-            _ => loss.flat_mut::<f32>()?[0] = value as f32,
-        }
+        let loss = match self.h.dtype() {
+            hymo_tensor::DType::F64 => Tensor::scalar(ctx, value)?,
+            _ => Tensor::scalar(ctx, value as f32)?,
+        };
         Ok((loss, stats))
     }
 }

@@ -7,6 +7,8 @@
 //! Source: MATH 1.2 and 1.7.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::bench::Bench;
 use crate::check::{Case, Noise};
@@ -53,7 +55,7 @@ pub fn forward(ctx: &Ctx, inputs: Inputs<'_>, args: Args) -> Result<[Tensor; 2]>
     }
     for (arg, param) in [("a_log", a_log), ("dt_bias", dt_bias)] {
         param.expect(OP, arg, &[width / 2])?;
-        if param.dtype() != ab.dtype() {
+        if !crate::goes_with(param, ab) {
             return Err(Error::DType { op: OP, arg, got: param.dtype(), want: "the dtype of ab" });
         }
     }
@@ -62,6 +64,8 @@ pub fn forward(ctx: &Ctx, inputs: Inputs<'_>, args: Args) -> Result<[Tensor; 2]>
             ctx, ab.dtype(), "decay_gate",
             fast: cpu::forward(ctx, inputs, args), oracle: cpu::oracle, (ctx, inputs, args)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::forward(ctx, gpu, inputs, args),
     }
 }
 
@@ -79,6 +83,8 @@ pub fn backward(
             fast: cpu::backward(ctx, inputs, upstream, args, slots),
             oracle: cpu::oracle_backward, (ctx, inputs, upstream, args, slots)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::backward(ctx, gpu, inputs, upstream, args, slots),
     }
 }
 

@@ -5,7 +5,7 @@
 //! from h0 when its first document is continued; h_t is the state after the row's last token. All f32 (the state too:
 //! HAZARD 6), sums of decays in f64.
 //! The fast path is the chunk form (WY): a fixed grid of chunks with document masks, so thousands of tiny documents cost
-//! what one does. The oracle is the recurrence above; [`step`] is that recurrence for decoding.
+//! what one does; a GPU's chunks are of 64 tokens. The oracle is the recurrence above; [`step`] and [`decode`] are that recurrence for decoding.
 //! Saves qkv, g and β as they are, and the state before each chunk ([B H T/C, K V], V K / C numbers a token: without it
 //! the backward would walk the sequence forwards again, the only part that chunks cannot share). Norms, decays, products
 //! of keys and the triangular solve are computed again. Gradients follow their slots (write or add). Deterministic.
@@ -14,6 +14,9 @@
 mod backward;
 mod chunk;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+pub mod decode;
 mod forward;
 mod solve;
 #[cfg(test)]
@@ -188,8 +191,8 @@ fn check(inputs: Inputs<'_>, args: Args) -> Result<Dims> {
     g.expect(OP, "g", &[n, h])?;
     beta.expect(OP, "beta", &[n, h])?;
     for (arg, t) in [("g", Some(g)), ("beta", Some(beta)), ("h0", h0)] {
-        if let Some(got) = t.map(Tensor::dtype).filter(|&got| got != qkv.dtype()) {
-            return Err(Error::DType { op: OP, arg, got, want: "the dtype of qkv" });
+        if let Some(t) = t.filter(|t| !crate::goes_with(t, qkv)) {
+            return Err(Error::DType { op: OP, arg, got: t.dtype(), want: "the dtype of qkv, f32 beside bf16" });
         }
     }
     match h0 {
@@ -211,6 +214,8 @@ pub fn forward(ctx: &Ctx, inputs: Inputs<'_>, args: Args, keep: bool) -> Result<
             ctx, inputs.qkv.dtype(), "delta_rule",
             fast: forward::forward::<f32>(ctx, inputs, d, keep), oracle: cpu::oracle, (ctx, inputs, d)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::forward(ctx, gpu, inputs, d, keep),
     }?;
     let Inputs { qkv, g, beta, h0, docs } = inputs;
     let [qkv, g, beta] = [qkv, g, beta].map(Clone::clone);
@@ -235,6 +240,8 @@ pub fn backward(
             fast: backward::backward::<f32>(ctx, saved, upstream, d, slots),
             oracle: cpu::oracle_backward, (ctx, saved, upstream, d, slots)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::backward(ctx, gpu, saved, upstream, d, slots),
     }
 }
 
@@ -268,6 +275,8 @@ pub fn step(ctx: &Ctx, qkv: &Tensor, g: &Tensor, beta: &Tensor, state: &mut Tens
             ctx, qkv.dtype(), "delta_rule",
             fast: cpu::step::<f32>(ctx, inputs, d, state), oracle: cpu::step, (ctx, inputs, d, state)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => Err(crate::gpu::missing(OP, "step of decoding")),
     }
 }
 
@@ -314,6 +323,48 @@ pub fn cases() -> Vec<Case> {
         case("documents", [2, 130], args(2, 6, 10, 32), &[1, 31, 32, 40, 97, 129], true),
         case("many chunks", [1, 1200], args(2, 5, 7, 64), &[700], false),
     ]
+}
+
+/// Every length around one and two chunks, the presets' heads, gates at their extremes with keys that repeat, and thousands
+/// of documents.
+#[cfg(feature = "cuda")]
+pub(crate) fn gpu_cases() -> Vec<Case> {
+    let args = |n_heads, d_k, d_v| Args { n_heads, d_k, d_v, chunk: 64, qk_l2norm: true };
+    let mut out: Vec<Case> = (1..=130).map(|t| case("tail", [2, t], args(6, 8, 16), &[t / 2], true)).collect();
+    out.push(case("long", [2, 1000], args(2, 64, 128), &[1, 300, 301, 640], true));
+    out.push(case("nano", [2, 200], args(4, 32, 64), &[63], false));
+    out.push(case("wide", [1, 130], args(1, 128, 64), &[64], true));
+    // Hazard 8 of the list: documents of 1 to 3 tokens.
+    let cuts: Vec<usize> = (0..5000).map(|i| 2 * i + usize::from(i % 3 == 0)).collect();
+    out.push(case("5,000 documents", [1, 10_000], args(1, 16, 16), &cuts, false));
+    for (name, g, beta) in [
+        ("nothing forgotten", 0., 1.),
+        ("all forgotten", -60., 1.),
+        ("nothing written", -0.1, 0.),
+        ("at once", -2000., 0.5),
+    ] {
+        out.push(extreme(name, args(2, 64, 128), g, beta));
+    }
+    out
+}
+
+/// Gates all alike, keys of which every third is the one before it.
+#[cfg(feature = "cuda")]
+fn extreme(name: &str, args: Args, g: f64, beta: f64) -> Case {
+    let (len, h) = (200, args.n_heads);
+    let docs = packed(1, len, &[150], false);
+    let width = 2 * h * args.d_k + h * args.d_v;
+    let mut qkv = Noise::new(9).normals(len * width);
+    for i in (1..len).filter(|i| i % 3 == 0) {
+        let keys = i * width + h * args.d_k..i * width + 2 * h * args.d_k;
+        qkv.copy_within(keys.start - width..keys.end - width, keys.start);
+    }
+    Case::new(format!("delta_rule {name}"), &["o", "h_t"])
+        .leaf("qkv", &[len, width], qkv)
+        .leaf("g", &[len, h], vec![g; len * h])
+        .leaf("beta", &[len, h], vec![beta; len * h])
+        .half(1e-2, 2e-2)
+        .apply(move |tape, v| Ok(apply(tape, &v[0], &v[1], &v[2], None, &docs, args)?.into()))
 }
 
 /// At hymo-nano's sizes, 4 x 512 tokens, and at hymo-30m's, 1 x 1024.

@@ -250,7 +250,7 @@ fn steps_continue_a_prefill() {
     let one = |w| tensor(&[2, w], &vec![0.; 2 * w]);
     let mut half = ctx.zeros::<hymo_tensor::bf16>(&[2, 2, 4, 6]).unwrap();
     let err = step(&ctx, &one(28), &one(2), &one(2), &mut half, s.args).unwrap_err().to_string();
-    assert_eq!(err, "delta_rule: h0 is bf16, want the dtype of qkv");
+    assert_eq!(err, "delta_rule: h0 is bf16, want the dtype of qkv, f32 beside bf16");
 }
 
 /// Only one output used, inputs that are columns of something wider, and a row of no tokens.

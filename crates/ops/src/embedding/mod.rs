@@ -8,6 +8,8 @@
 //! Source: MATH 4.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::bench::Bench;
 use crate::check::{Case, Noise};
@@ -33,6 +35,8 @@ pub fn forward(ctx: &Ctx, ids: &Arc<[i32]>, e: &Tensor) -> Result<(Tensor, Saved
         Device::Cpu => {
             on_cpu!(ctx, e.dtype(), "embedding", fast: cpu::forward(ctx, ids, e), oracle: cpu::oracle, (ctx, ids, e))
         }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::forward(ctx, gpu, ids, e),
     }?;
     Ok((x, Saved { ids: Arc::clone(ids) }))
 }
@@ -49,6 +53,8 @@ pub fn backward(ctx: &Ctx, saved: &Saved, d_x: &Tensor, d_e: &mut GradSlot<'_>) 
             fast: cpu::backward(ctx, &saved.ids, d_x, d_e),
             oracle: cpu::oracle_backward, (ctx, &saved.ids, d_x, d_e)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::backward(ctx, gpu, &saved.ids, d_x, d_e),
     }
 }
 

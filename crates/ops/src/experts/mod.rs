@@ -15,6 +15,8 @@
 //! Source: MATH 3.2, 3.3.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub mod grouped;
 mod layout;
 #[cfg(test)]
@@ -37,11 +39,15 @@ pub struct Saved {
     gates: Tensor,
     /// The layout and ab; the oracle's dense loop has neither.
     grouped: Option<(Layout, Tensor)>,
+    #[cfg(feature = "cuda")]
+    gpu: Option<(cuda::GpuLayout, Tensor)>,
 }
 
 impl Saved {
     fn bytes(&self) -> usize {
         let grouped = self.grouped.as_ref().map_or(0, |(layout, ab)| layout.bytes() + ab.bytes());
+        #[cfg(feature = "cuda")]
+        let grouped = grouped + self.gpu.as_ref().map_or(0, |(layout, ab)| layout.bytes() + ab.bytes());
         self.x.bytes() + self.chosen.bytes() + self.gates.bytes() + grouped
     }
 }
@@ -56,14 +62,30 @@ pub fn forward(
     w2: &Tensor,
 ) -> Result<(Tensor, Saved)> {
     check(x, chosen, gates, w13, w2)?;
+    #[cfg(feature = "cuda")]
+    let mut gpu_saved = None;
     let (y, grouped) = match ctx.device() {
         Device::Cpu => on_cpu!(
             ctx, x.dtype(), "experts",
             fast: cpu::forward(ctx, x, chosen, gates, w13, w2),
             oracle: cpu::oracle, (ctx, x, chosen, gates, w13, w2)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => {
+            let (y, own) = cuda::forward(ctx, gpu, x, chosen, gates, w13, w2)?;
+            gpu_saved = Some(own);
+            Ok((y, None))
+        }
     }?;
-    Ok((y, Saved { x: x.clone(), chosen: chosen.clone(), gates: gates.clone(), grouped }))
+    let saved = Saved {
+        x: x.clone(),
+        chosen: chosen.clone(),
+        gates: gates.clone(),
+        grouped,
+        #[cfg(feature = "cuda")]
+        gpu: gpu_saved,
+    };
+    Ok((y, saved))
 }
 
 fn check(x: &Tensor, chosen: &Tensor, gates: &Tensor, w13: &Tensor, w2: &Tensor) -> Result<()> {
@@ -84,7 +106,7 @@ fn check(x: &Tensor, chosen: &Tensor, gates: &Tensor, w13: &Tensor, w2: &Tensor)
     }
     gates.expect(OP, "gates", &[n, k])?;
     for (arg, t) in [("gates", gates), ("w13", w13), ("w2", w2)] {
-        if t.dtype() != x.dtype() {
+        if !crate::goes_with(t, x) {
             return Err(Error::DType { op: OP, arg, got: t.dtype(), want: "the dtype of x" });
         }
     }
@@ -112,6 +134,8 @@ pub fn backward(ctx: &Ctx, saved: &Saved, w13: &Tensor, w2: &Tensor, d_y: &Tenso
             fast: cpu::backward(ctx, saved, w13, w2, d_y, slots),
             oracle: cpu::oracle_backward, (ctx, saved, w13, w2, d_y, slots)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::backward(ctx, gpu, saved, w13, w2, d_y, slots),
     }
 }
 

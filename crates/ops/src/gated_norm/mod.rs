@@ -8,6 +8,8 @@
 //! Source: MATH 1.7.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::act::GateAct;
 use crate::bench::Bench;
@@ -50,8 +52,8 @@ pub fn forward(ctx: &Ctx, o: &Tensor, z: &Tensor, w: &Tensor, args: Args) -> Res
     }
     z.expect(OP, "z", o.dims())?;
     w.expect(OP, "w", &[args.d_v])?;
-    for (arg, t) in [("z", z), ("w", w)] {
-        if t.dtype() != o.dtype() {
+    for (arg, t, fits) in [("z", z, z.dtype() == o.dtype()), ("w", w, crate::goes_with(w, o))] {
+        if !fits {
             return Err(Error::DType { op: OP, arg, got: t.dtype(), want: "the dtype of o" });
         }
     }
@@ -61,6 +63,8 @@ pub fn forward(ctx: &Ctx, o: &Tensor, z: &Tensor, w: &Tensor, args: Args) -> Res
             fast: cpu::forward(ctx, o, z, w, args),
             oracle: cpu::oracle, (ctx, o, z, w, args)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::forward(ctx, gpu, o, z, w, args),
     }?;
     Ok((y, Saved { o: o.clone(), z: z.clone(), r }))
 }
@@ -80,6 +84,8 @@ pub fn backward(
             fast: cpu::backward(ctx, saved, w, d_y, args, grads),
             oracle: cpu::oracle_backward, (ctx, saved, w, d_y, args, grads)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::backward(ctx, gpu, saved, w, d_y, args, grads),
     }
 }
 

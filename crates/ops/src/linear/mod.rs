@@ -5,6 +5,9 @@
 //! part, added by the others); d_W += d_yᵀ x, part by part. Deterministic.
 //! Source: MATH 0 (W is stored [out, in]).
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use crate::gemm;
@@ -16,12 +19,14 @@ const OP: &str = "linear";
 /// y [.., O] of x [.., I] and W [O, I].
 pub fn forward(ctx: &Ctx, x: &Tensor, w: &Tensor) -> Result<Tensor> {
     let [o, i] = w.dims2(OP, "w")?;
-    if x.cols() != i || x.dtype() != w.dtype() {
+    if x.cols() != i || !crate::goes_with(w, x) {
         return Err(Error::Shape { op: OP, arg: "x", got: x.shape(), want: format!("[.., {i}] in {}", w.dtype()) });
     }
     match (ctx.device(), x.dtype()) {
         (Device::Cpu, DType::F64) => product::<f64>(ctx, x, w, o),
         (Device::Cpu, _) => product::<f32>(ctx, x, w, o),
+        #[cfg(feature = "cuda")]
+        (Device::Cuda(gpu), _) => cuda::forward(ctx, gpu, x, w, o),
     }
 }
 
@@ -43,6 +48,8 @@ pub fn backward(
     match (ctx.device(), x.dtype()) {
         (Device::Cpu, DType::F64) => products::<f64>(ctx, x, w, parts, d_x, d_w),
         (Device::Cpu, _) => products::<f32>(ctx, x, w, parts, d_x, d_w),
+        #[cfg(feature = "cuda")]
+        (Device::Cuda(gpu), _) => cuda::backward(ctx, gpu, x, w, parts, d_x, d_w),
     }
 }
 

@@ -1,12 +1,15 @@
 //! Projection with weights kept as f32, bf16 or int8, for inference.  y = x Wᵀ.
 //!
 //! x [.., I] f32, W [O, I], y [.., O] f32. int8 has a scale a row of W: w = scale_o q, |q| <= 127, sums over q first, the
-//! scale once. Sums in f32, sixteen side by side (f64 in the oracle). Up to [`FEW`] rows of x, W is read as it is kept and
-//! widened in registers: decoding reads every weight once a token, so its bytes are its time. An element's sum has the same
-//! order whatever the number of rows up to there. Above, panels of W are widened into the cache and multiplied there:
-//! prefill has enough rows to pay for that. No gradient: training keeps f32. Deterministic.
+//! scale once. Sums in f32, a register's lanes side by side (f64 in the oracle). Up to [`FEW`] rows of x, W is widened in
+//! registers on its way from memory: decoding reads every weight once a token, so its bytes are its
+//! time. Above, blocks of W are widened into the second-level cache and multiplied there, as prefill has enough rows to pay
+//! for. An element's sum has one order whatever the number of rows, so that a row's bits are its own (HAZARD 20). No
+//! gradient: training keeps f32. Deterministic.
 
 mod cpu;
+mod kept;
+mod tiles;
 
 use crate::bench::Bench;
 use crate::check::{Case, Noise};
@@ -21,7 +24,10 @@ pub const FEW: usize = 8;
 /// A weight matrix [O, I] in the form it is kept in.
 #[derive(Debug, Clone)]
 pub struct Weights {
+    /// f32 [O, I], or words of several numbers.
     values: Tensor,
+    dtype: DType,
+    cols: usize,
     /// `[O]`, of int8.
     scales: Option<Tensor>,
 }
@@ -33,13 +39,13 @@ impl Weights {
     /// Another dtype; a matrix that is not f32; an int8 row that is not finite.
     pub fn pack(ctx: &Ctx, w: &Tensor, dtype: DType) -> Result<Self> {
         w.dims2(OP, "w")?;
-        let plain = |values| Ok(Weights { values, scales: None });
-        match dtype {
-            DType::F32 => w.view::<f32>().and_then(|_| plain(w.clone())),
-            DType::BF16 => plain(cpu::to_bf16(ctx, w)?),
-            DType::I8 => cpu::to_int8(ctx, w).map(|(values, scales)| Weights { values, scales: Some(scales) }),
-            got => Err(Error::DType { op: OP, arg: "dtype", got, want: "f32, bf16 or i8" }),
-        }
+        let (values, scales) = match dtype {
+            DType::F32 => w.view::<f32>().map(|_| (w.clone(), None))?,
+            DType::BF16 => (cpu::to_bf16(ctx, w)?, None),
+            DType::I8 => cpu::to_int8(ctx, w).map(|(values, scales)| (values, Some(scales)))?,
+            got => return Err(Error::DType { op: OP, arg: "dtype", got, want: "f32, bf16 or i8" }),
+        };
+        Ok(Weights { values, dtype, cols: w.cols(), scales })
     }
 
     /// Rows: the outputs.
@@ -51,19 +57,31 @@ impl Weights {
     /// Columns: the inputs.
     #[must_use]
     pub fn cols(&self) -> usize {
-        self.values.cols()
+        self.cols
     }
 
     /// What the weights are kept as.
     #[must_use]
     pub fn dtype(&self) -> DType {
-        self.values.dtype()
+        self.dtype
     }
 
     /// Bytes that one product reads.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.values.bytes() + self.scales.as_ref().map_or(0, Tensor::bytes)
+    }
+
+    /// Row `o` in f32, as the products see it: an embedding's look-up.
+    ///
+    /// # Errors
+    /// A row that there is not; `to` of another length.
+    pub fn widen_row(&self, o: usize, to: &mut [f32]) -> Result<()> {
+        if o >= self.rows() || to.len() != self.cols() {
+            let got = format!("row {o} into {}", to.len());
+            return Err(Error::value(OP, "row", got, format!("a row of {} x {}", self.rows(), self.cols())));
+        }
+        cpu::widen_row(self, o, to)
     }
 
     /// W [O, I] in f32, as the products see it.
@@ -92,6 +110,8 @@ pub fn forward(ctx: &Ctx, x: &Tensor, w: &Weights) -> Result<Tensor> {
             ctx, x.dtype(), "packed_linear",
             fast: cpu::forward(ctx, x, w), oracle: cpu::oracle, (ctx, x, w)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => Err(crate::gpu::missing(OP, "product")),
     }
 }
 
@@ -146,20 +166,26 @@ pub fn benches() -> Vec<Bench> {
 mod tests {
     use super::*;
 
-    /// A row alone and among others has the same bits, whatever W is kept as.
+    /// HAZARD 20: a row alone and among others has the same bits, whatever W is kept as and however many there are.
     #[test]
     fn a_row_does_not_depend_on_its_neighbours() {
-        let ctx = Ctx::cpu();
-        let (i, o) = (130, 37);
-        let w = Tensor::from_slice(&ctx, &[o, i], &weights(o, i)).unwrap();
-        let x: Vec<f32> = Noise::new(3).normals(FEW * i).into_iter().map(|x| x as f32).collect();
-        for dtype in [DType::F32, DType::BF16, DType::I8] {
-            let w = Weights::pack(&ctx, &w, dtype).unwrap();
-            let all = forward(&ctx, &Tensor::from_slice(&ctx, &[FEW, i], &x).unwrap(), &w).unwrap();
-            for n in 0..FEW {
-                let one = Tensor::from_slice(&ctx, &[1, i], &x[n * i..(n + 1) * i]).unwrap();
-                let one = forward(&ctx, &one, &w).unwrap().to_vec::<f32>().unwrap();
-                assert_eq!(one, all.view::<f32>().unwrap().row(n), "{dtype}, row {n}");
+        let ctx = Ctx::cpu().poisoned();
+        let most = 75;
+        for (i, o) in [(130, 37), (1100, 101), (7, 6)] {
+            let w = Tensor::from_slice(&ctx, &[o, i], &weights(o, i)).unwrap();
+            let x: Vec<f32> = Noise::new(3).normals(most * i).into_iter().map(|x| x as f32).collect();
+            for dtype in [DType::F32, DType::BF16, DType::I8] {
+                let w = Weights::pack(&ctx, &w, dtype).unwrap();
+                let some = |n: usize| {
+                    let x = Tensor::from_slice(&ctx, &[n, i], &x[..n * i]).unwrap();
+                    forward(&ctx, &x, &w).unwrap().to_vec::<f32>().unwrap()
+                };
+                let all = some(most);
+                for n in (1..=FEW + 6).chain([63, 64, 66]) {
+                    assert_eq!(some(n), all[..n * o], "{dtype}: {n} rows");
+                }
+                let last = Tensor::from_slice(&ctx, &[1, i], &x[(most - 1) * i..]).unwrap();
+                assert_eq!(forward(&ctx, &last, &w).unwrap().to_vec::<f32>().unwrap(), all[(most - 1) * o..]);
             }
         }
     }

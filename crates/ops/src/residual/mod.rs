@@ -3,6 +3,9 @@
 //! All [.., D]. Saves nothing. d_x and d_branch are both d_y: handed over without a copy, so the buffer is shared until
 //! one of them is added to. Deterministic. Source: MATH 0.
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use crate::bench::Bench;
 use crate::check::{Case, Noise};
 use hymo_tape::{Tape, Var};
@@ -16,6 +19,8 @@ pub fn forward(ctx: &Ctx, x: &Tensor, branch: &Tensor) -> Result<Tensor> {
     match (ctx.device(), x.dtype()) {
         (Device::Cpu, DType::F64) => add::<f64>(ctx, x, branch),
         (Device::Cpu, _) => add::<f32>(ctx, x, branch),
+        #[cfg(feature = "cuda")]
+        (Device::Cuda(gpu), _) => cuda::forward(ctx, gpu, x, branch),
     }
 }
 

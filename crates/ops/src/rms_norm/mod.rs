@@ -5,6 +5,8 @@
 //! Source: MATH 4; zero-centred as in Qwen3-Next, so that weight decay pulls towards the identity.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::bench::Bench;
 use crate::check::{Case, Noise};
@@ -39,13 +41,15 @@ impl Saved {
 /// y and what the backward needs, of x [.., D] and w `[D]`.
 pub fn forward(ctx: &Ctx, x: &Tensor, w: &Tensor, args: Args) -> Result<(Tensor, Saved)> {
     w.expect(OP, "w", &[x.cols()])?;
-    if w.dtype() != x.dtype() {
+    if !crate::goes_with(w, x) {
         return Err(Error::DType { op: OP, arg: "w", got: w.dtype(), want: "the dtype of x" });
     }
     let (y, r) = match ctx.device() {
         Device::Cpu => {
             on_cpu!(ctx, x.dtype(), "rms_norm", fast: cpu::forward(ctx, x, w, args), oracle: cpu::oracle, (ctx, x, w, args))
         }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::forward(ctx, gpu, x, w, args),
     }?;
     Ok((y, Saved { x: x.clone(), r }))
 }
@@ -66,6 +70,8 @@ pub fn backward(
             fast: cpu::backward(ctx, saved, w, d_y, args, d_x, d_w),
             oracle: cpu::oracle_backward, (ctx, saved, w, d_y, args, d_x, d_w)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::backward(ctx, gpu, saved, w, d_y, args, d_x, d_w),
     }
 }
 

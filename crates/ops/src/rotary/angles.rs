@@ -75,6 +75,8 @@ pub struct Angles {
     rows: Vec<u32>,
     /// Rows of d_rope numbers: cosine and sine of each pair in turn.
     table: Vec<f64>,
+    #[cfg(feature = "cuda")]
+    gpu: crate::gpu::OnGpu<hymo_tensor::Tensor>,
 }
 
 /// Positions whose angles one task takes.
@@ -102,7 +104,22 @@ impl Angles {
             }
         });
         let row = |(n, p): (usize, &i32)| if sparse { n as u32 } else { (p - first) as u32 };
-        Ok(Angles { rope, rows: positions.iter().enumerate().map(row).collect(), table })
+        Ok(Angles {
+            rope,
+            rows: positions.iter().enumerate().map(row).collect(),
+            table,
+            #[cfg(feature = "cuda")]
+            gpu: crate::gpu::OnGpu::default(),
+        })
+    }
+
+    /// The angles on a GPU, rounded to f32, a row a token: [N, d_rope].
+    #[cfg(feature = "cuda")]
+    pub(super) fn on_gpu(&self, ctx: &hymo_tensor::Ctx, gpu: &hymo_cuda::Gpu) -> Result<hymo_tensor::Tensor> {
+        self.gpu.get(gpu, || {
+            let all: Vec<f32> = (0..self.tokens()).flat_map(|n| self.at(n)).map(|&x| x as f32).collect();
+            hymo_tensor::Tensor::from_slice(ctx, &[self.tokens(), self.rope.d_rope], &all)
+        })
     }
 
     /// Tokens.

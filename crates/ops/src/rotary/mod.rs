@@ -7,6 +7,8 @@
 
 mod angles;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 pub use angles::{Angles, Rope, Yarn, yarn_scale};
 
@@ -43,6 +45,8 @@ pub fn forward(ctx: &Ctx, x: &Tensor, angles: &Angles, args: Args) -> Result<Ten
             ctx, x.dtype(), "rotary",
             fast: cpu::forward(ctx, x, angles, args), oracle: cpu::oracle, (ctx, x, angles, args)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::forward(ctx, gpu, x, angles, args),
     }
 }
 
@@ -54,6 +58,8 @@ pub fn backward(ctx: &Ctx, angles: &Angles, d_y: &Tensor, args: Args, d_x: &mut 
             fast: cpu::backward(ctx, angles, d_y, args, d_x),
             oracle: cpu::oracle_backward, (ctx, angles, d_y, args, d_x)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::backward(ctx, gpu, angles, d_y, args, d_x),
     }
 }
 

@@ -207,20 +207,38 @@ fn route(first: usize, block: Block<'_>, bias: &[f32], docs: &Docs, scale: f32) 
     for i in 0..s.rows() {
         let (row, gates, chosen) = (s.row_mut(i), gates.row_mut(i), chosen.row_mut(i));
         let largest = row.iter().fold(f32::NEG_INFINITY, |m, &l| m.max(l));
-        row.iter_mut().for_each(|s| *s = sigmoid(*s));
-        select::top_k(chosen, row, bias);
-        let z = chosen.iter().map(|&e| row[e as usize]).sum::<f32>() + TINY as f32;
-        let mut best = 0f32;
-        for (gate, &e) in gates.iter_mut().zip(&*chosen) {
-            let p = row[e as usize] / z;
-            best = best.max(p);
-            *gate = scale * p;
-        }
+        let best = route_one(row, gates, chosen, bias, scale);
         if !docs.padding((first + i) / docs.len(), (first + i) % docs.len()) {
             chosen.iter().for_each(|&e| counts[e as usize] += 1);
             *seen = (seen.0.max(largest), seen.1 + f64::from(best), seen.2 + 1);
         }
     }
+}
+
+/// One token: its logits become scores; its experts, their gates, and the largest share of one.
+#[inline(always)]
+fn route_one(row: &mut [f32], gates: &mut [f32], chosen: &mut [i32], bias: &[f32], scale: f32) -> f32 {
+    row.iter_mut().for_each(|s| *s = sigmoid(*s));
+    select::top_k(chosen, row, bias);
+    let z = chosen.iter().map(|&e| row[e as usize]).sum::<f32>() + TINY as f32;
+    let mut best = 0f32;
+    for (gate, &e) in gates.iter_mut().zip(&*chosen) {
+        let p = row[e as usize] / z;
+        best = best.max(p);
+        *gate = scale * p;
+    }
+    best
+}
+
+pub(super) fn choose(ctx: &Ctx, logits: &Tensor, bias: &Tensor, args: Args) -> Result<(Tensor, Tensor)> {
+    let n = logits.rows();
+    let (mut chosen, mut gates) = (ctx.empty::<i32>(&[n, args.top_k])?, ctx.empty::<f32>(&[n, args.top_k])?);
+    let (l, bias) = (logits.view::<f32>()?, bias.flat::<f32>()?);
+    let (mut c, mut g) = (chosen.view_mut::<i32>()?, gates.view_mut::<f32>()?);
+    for i in 0..n {
+        route_one(&mut l.row(i).to_vec(), g.row_mut(i), c.row_mut(i), bias, args.routed_scale as f32);
+    }
+    Ok((chosen, gates))
 }
 
 /// Documents in a block of work.

@@ -17,6 +17,8 @@
 //! Source: MATH 3.1, 3.2, 3.5; DeepSeek-V3 with one group.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod load;
 mod select;
 #[cfg(test)]
@@ -82,6 +84,8 @@ pub struct Saved {
     /// [N, top_k]
     chosen: Tensor,
     balance: Option<Balance>,
+    #[cfg(feature = "cuda")]
+    gpu: Option<cuda::GpuSaved>,
 }
 
 /// The documents that are not padding, and the gradient of the balance loss by each expert's share in them.
@@ -96,6 +100,8 @@ impl Saved {
     fn bytes(&self) -> usize {
         let documents =
             self.balance.as_ref().map_or(0, |b| b.c.bytes() + b.documents.len() * size_of::<Range<usize>>());
+        #[cfg(feature = "cuda")]
+        let documents = documents + self.gpu.as_ref().map_or(0, cuda::GpuSaved::bytes);
         self.x.bytes() + self.s.bytes() + self.chosen.bytes() + documents
     }
 }
@@ -110,15 +116,31 @@ pub fn forward(
     args: Args,
 ) -> Result<(Routed<Tensor>, Saved)> {
     let documents = check(x, w, bias, docs, args)?;
+    #[cfg(feature = "cuda")]
+    let mut gpu_saved = None;
     let (routed, s, c) = match ctx.device() {
         Device::Cpu => on_cpu!(
             ctx, x.dtype(), "router",
             fast: cpu::forward(ctx, x, w, bias, docs, &documents, args),
             oracle: cpu::oracle, (ctx, x, w, bias, docs, &documents, args)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => {
+            let (routed, s, c, own) = cuda::forward(ctx, gpu, x, w, bias, docs, &documents, args)?;
+            gpu_saved = Some(own);
+            Ok((routed, s, c))
+        }
     }?;
     let chosen = routed.chosen.clone();
-    Ok((routed, Saved { x: x.clone(), s, chosen, balance: c.map(|c| Balance { documents, c }) }))
+    let saved = Saved {
+        x: x.clone(),
+        s,
+        chosen,
+        balance: c.map(|c| Balance { documents, c }),
+        #[cfg(feature = "cuda")]
+        gpu: gpu_saved,
+    };
+    Ok((routed, saved))
 }
 
 /// Checks the arguments; the documents that are not padding, as ranges of the batch's tokens.
@@ -127,7 +149,7 @@ fn check(x: &Tensor, w: &Tensor, bias: &Tensor, docs: &Docs, args: Args) -> Resu
     if x.cols() != d || d == 0 {
         return Err(Error::Shape { op: OP, arg: "x", got: x.shape(), want: format!("[.., {d}]") });
     }
-    if w.dtype() != x.dtype() {
+    if !crate::goes_with(w, x) {
         return Err(Error::DType { op: OP, arg: "w", got: w.dtype(), want: "the dtype of x" });
     }
     bias.expect(OP, "bias", &[experts])?;
@@ -151,6 +173,20 @@ fn check(x: &Tensor, w: &Tensor, bias: &Tensor, docs: &Docs, args: Args) -> Resu
         return Err(Error::value(OP, "tokens", args.tokens, "the number of tokens of the global batch"));
     }
     Ok(documents)
+}
+
+/// The choice from logits [N, E] (f32) and bias `[E]`, for decoding: chosen and gates [N, top_k], row by row as
+/// [`forward`] does.
+///
+/// # Errors
+/// As [`forward`].
+pub fn choose(ctx: &Ctx, logits: &Tensor, bias: &Tensor, args: Args) -> Result<(Tensor, Tensor)> {
+    let [_, experts] = logits.dims2(OP, "logits")?;
+    bias.expect(OP, "bias", &[experts])?;
+    if args.top_k == 0 || args.top_k > experts {
+        return Err(Error::value(OP, "top_k", args.top_k, format!("1 to the {experts} experts")));
+    }
+    cpu::choose(ctx, logits, bias, args)
 }
 
 /// The gradients that reach the router from what it gave out; `None`: not used.
@@ -178,6 +214,8 @@ pub fn backward(
             fast: cpu::backward(ctx, saved, w, upstream, args, d_x, d_w),
             oracle: cpu::oracle_backward, (ctx, saved, w, upstream, args, d_x, d_w)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::backward(ctx, gpu, saved, w, upstream, args, d_x, d_w),
     }
 }
 

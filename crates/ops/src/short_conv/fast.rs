@@ -69,7 +69,7 @@ fn weigh_four(out: &mut [f32], x: [&[f32]; 4], w: [&[f32]; 4]) {
     }
 }
 
-fn transposed(ctx: &Ctx, w: &Tensor) -> Result<Tensor> {
+pub(super) fn transposed(ctx: &Ctx, w: &Tensor) -> Result<Tensor> {
     let w = w.view::<f32>()?;
     let mut out = ctx.empty::<f32>(&[w.cols(), w.rows()])?;
     let mut to = out.view_mut::<f32>()?;

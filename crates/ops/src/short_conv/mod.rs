@@ -11,6 +11,9 @@
 //! Source: MATH 1.7, 1.9.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+pub mod decode;
 mod fast;
 
 use crate::Docs;
@@ -63,6 +66,8 @@ pub fn forward(
                 _ => cpu::next_tail::<f32>(ctx, &saved, k),
             }?,
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::forward(ctx, gpu, &saved, w)?,
     };
     Ok((y, next, saved))
 }
@@ -73,7 +78,7 @@ fn expect_filter(x: &Tensor, w: &Tensor) -> Result<usize> {
     if c != x.cols() || k == 0 {
         return Err(Error::Shape { op: OP, arg: "w", got: w.shape(), want: format!("[{}, 1 or more]", x.cols()) });
     }
-    if w.dtype() != x.dtype() {
+    if !crate::goes_with(w, x) {
         return Err(Error::DType { op: OP, arg: "w", got: w.dtype(), want: "the dtype of x" });
     }
     Ok(k)
@@ -102,6 +107,8 @@ pub fn backward(
             fast: fast::backward(ctx, saved, w, d_y, d_x, d_w),
             oracle: cpu::oracle_backward, (ctx, saved, w, d_y, d_x, d_w)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::backward(ctx, gpu, saved, w, d_y, d_x, d_w),
     }
 }
 
@@ -131,6 +138,8 @@ pub fn step(ctx: &Ctx, x: &Tensor, w: &Tensor, tail: &mut Tensor) -> Result<Tens
     match (ctx.device(), x.dtype()) {
         (Device::Cpu, DType::F64) => go::<f64>(ctx, x, w, tail),
         (Device::Cpu, _) => go::<f32>(ctx, x, w, tail),
+        #[cfg(feature = "cuda")]
+        (Device::Cuda(_), _) => Err(crate::gpu::missing(OP, "step of decoding")),
     }
 }
 
@@ -180,6 +189,14 @@ pub fn cases() -> Vec<Case> {
         case("kernel 2", documents(2, 33, &[3, 9], true), 3, 2),
         case("kernel 5", documents(2, 70, &[3, 9, 40], true), 3, 5),
     ]
+}
+
+/// Every length of a row around the kernels' blocks, and thousands of documents.
+#[cfg(feature = "cuda")]
+pub(crate) fn gpu_cases() -> Vec<Case> {
+    let mut out: Vec<Case> = (1..=130).map(|t| case("tail", documents(1, t, &[7, 1, 40], true), 3, 4)).collect();
+    out.push(case("5,000 documents", documents(1, 10_000, &[1, 2, 3], false), 8, 4));
+    out
 }
 
 /// At hymo-nano's sizes, 4 x 512 tokens.

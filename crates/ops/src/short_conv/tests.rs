@@ -167,3 +167,34 @@ fn matches_the_reference() {
         assert!(error < 4e-7, "{name}: {error:e}");
     }
 }
+
+/// HAZARD 4, 20: runs of two sequences side by side, cut anywhere and their tails moved on, give the bits of the whole; a
+/// tail that stays where it was takes tokens back.
+#[test]
+fn runs_for_decoding_have_the_same_bits() {
+    let ctx = Ctx::cpu().poisoned();
+    for (k, c) in [(1, 5), (2, 3), (4, 1030), (6, 7)] {
+        let (x, w) = (noise(&ctx, 1, &[20, c]), noise(&ctx, 2, &[c, k]));
+        let docs = Arc::new(Docs::whole(2, 10));
+        let whole = forward(&ctx, &x, &w, &docs, None).unwrap().0;
+        let w = decode::transposed(&ctx, &w).unwrap();
+        for cut in 1..10 {
+            let mut tails = vec![vec![0.; (k - 1) * c]; 2];
+            for piece in [0..cut, cut..10] {
+                let n = piece.len();
+                let of = |b: usize, t: &Tensor| rows(t, b * 10 + piece.start..b * 10 + piece.end);
+                let both: Vec<f32> = [of(0, &x), of(1, &x)].concat().into_iter().map(f32::from_bits).collect();
+                let part = Tensor::from_slice(&ctx, &[2 * n, c], &both).unwrap();
+                let runs = [(0..n, &*tails[0]), (n..2 * n, &*tails[1])];
+                let y = decode::advance(&ctx, &part, &w, &runs).unwrap();
+                assert_eq!(bits(&y), bits(&decode::advance(&ctx, &part, &w, &runs).unwrap()));
+                assert_eq!(bits(&y), [of(0, &whole), of(1, &whole)].concat(), "kernel {k}, cut at {cut}");
+                for (b, tail) in tails.iter_mut().enumerate() {
+                    decode::shift(tail, c, both[b * n * c..(b + 1) * n * c].chunks(c));
+                }
+            }
+        }
+        let err = decode::advance(&ctx, &x, &w, &[(1..20, &[])]).unwrap_err().to_string();
+        assert!(err.contains("want rows from 0"), "{err}");
+    }
+}

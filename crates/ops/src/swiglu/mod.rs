@@ -6,6 +6,8 @@
 //! Source: MATH 4 (and 3.2, of which this is the case gate = 1).
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 pub(crate) use cpu::{gated, gated_gradient};
 
@@ -29,6 +31,8 @@ pub fn forward(ctx: &Ctx, ab: &Tensor) -> Result<(Tensor, Saved)> {
     }
     let h = match ctx.device() {
         Device::Cpu => on_cpu!(ctx, ab.dtype(), "swiglu", fast: cpu::forward(ctx, ab), oracle: cpu::oracle, (ctx, ab)),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::forward(ctx, gpu, ab),
     }?;
     Ok((h, Saved { ab: ab.clone() }))
 }
@@ -41,6 +45,8 @@ pub fn backward(ctx: &Ctx, saved: &Saved, d_h: &Tensor, d_ab: &mut GradSlot<'_>)
             fast: cpu::backward(ctx, &saved.ab, d_h, d_ab),
             oracle: cpu::oracle_backward, (ctx, &saved.ab, d_h, d_ab)
         ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(gpu) => cuda::backward(ctx, gpu, &saved.ab, d_h, d_ab),
     }
 }
 
