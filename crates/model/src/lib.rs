@@ -43,6 +43,7 @@ pub use batch::{Batch, Counts};
 pub use config::{ModelConfig, Problem, Problems, RunConfig};
 pub use cost::{Cost, CostOptions};
 pub use error::Error;
+pub use net::args;
 pub use net::{HyMo, LayerStats, Losses, Options, State};
 pub use params::{OptimGroup, ParamSpec, ParamTable, Span, Unit};
 pub use store::Params;

@@ -79,8 +79,7 @@ impl Params {
         let table = Arc::new(ParamTable::new(model)?);
         let mut flats = Vec::new();
         for unit in table.units() {
-            let mut flat = ctx.zeros::<f32>(&[table.unit_len(unit)])?;
-            let data = flat.flat_mut::<f32>()?;
+            let mut data = vec![0f32; table.unit_len(unit)];
             for spec in table.unit_params(unit) {
                 let found = values(spec)?;
                 if found.len() != spec.numel() {
@@ -88,7 +87,7 @@ impl Params {
                 }
                 data[spec.range()].copy_from_slice(&found);
             }
-            flats.push(flat);
+            flats.push(Tensor::from_slice(ctx, &[data.len()], &data)?);
         }
         let zeros = |b: &crate::params::BufferSpec| Ok((b.name.clone(), ctx.zeros::<f32>(&b.shape)?));
         let buffers = table.buffers().iter().map(zeros).collect::<Result<_, Error>>()?;
@@ -105,6 +104,34 @@ impl Params {
             Ok(Tensor::from_slice(ctx, t.dims(), &data)?)
         };
         let flats = self.flats.iter().map(widen).collect::<Result<_, _>>()?;
+        Ok(Params { table: Arc::clone(&self.table), flats, buffers: self.buffers.clone() })
+    }
+
+    /// The same numbers in the memory of another context's device; shared where they lie there already.
+    ///
+    /// # Errors
+    /// What goes wrong with that device's memory.
+    pub fn on(&self, ctx: &Ctx) -> Result<Self, Error> {
+        let here = |t: &Tensor| match ctx.device() {
+            hymo_tensor::Device::Cpu if !t.is_on_gpu() => Ok(t.clone()),
+            _ => t.copy(ctx),
+        };
+        let flats = self.flats.iter().map(here).collect::<hymo_tensor::Result<_>>()?;
+        let buffers = self.buffers.iter().map(|(name, t)| Ok((name.clone(), here(t)?)));
+        Ok(Params { table: Arc::clone(&self.table), flats, buffers: buffers.collect::<hymo_tensor::Result<_>>()? })
+    }
+
+    /// Other values of the same model, with these buffers: an average of the weights.
+    ///
+    /// # Errors
+    /// Flat buffers of other lengths or dtype than these.
+    pub fn with_flats(&self, flats: Vec<Tensor>) -> Result<Self, Error> {
+        let layout = |flats: &[Tensor]| flats.iter().map(|t| (t.shape(), t.dtype())).collect::<Vec<_>>();
+        if layout(&flats) != layout(&self.flats) {
+            let got = format!("{} buffers of other lengths or dtype", flats.len());
+            let want = format!("{} as in the model's own", self.flats.len());
+            return Err(hymo_tensor::Error::value("params", "flats", got, want).into());
+        }
         Ok(Params { table: Arc::clone(&self.table), flats, buffers: self.buffers.clone() })
     }
 

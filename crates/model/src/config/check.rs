@@ -126,10 +126,12 @@ impl Walk {
         let element = match (kind, value) {
             (Kind::Choices(words), Value::Array(list)) => Some((list, Kind::Choice(words))),
             (Kind::Nums(min, max), Value::Array(list)) => Some((list, Kind::Num(*min, *max))),
+            (Kind::Texts, Value::Array(list)) => Some((list, Kind::Texts)),
             _ => None,
         };
         let Some((list, kind)) = element else { return Some(self.said(path, value) + &meant(value, kind)) };
-        Some(match list.iter().position(|v| !fits(v, &kind)) {
+        let fits = |v: &Value| if kind == Kind::Texts { is_text(v) } else { fits(v, &kind) };
+        Some(match list.iter().position(|v| !fits(v)) {
             Some(i) => {
                 let said = self.said(&format!("{path}[{i}]"), &list[i]);
                 format!("{said} as element {} of {}{}", i + 1, list.len(), meant(&list[i], &kind))
@@ -181,8 +183,13 @@ fn fits(value: &Value, kind: &Kind) -> bool {
         (Kind::Nums(min, max), Value::Array(list)) => {
             list.len() <= LONGEST_LIST && list.iter().all(|v| number_fits(v, &Kind::Num(*min, *max)))
         }
+        (Kind::Texts, Value::Array(list)) => list.len() <= LONGEST_LIST && list.iter().all(is_text),
         _ => false,
     }
+}
+
+fn is_text(value: &Value) -> bool {
+    value.as_str().is_some_and(|text| !text.is_empty())
 }
 
 /// Whether a number is finite and in range. A whole number may stand for a fractional one, as in TOML files people write.

@@ -1,4 +1,4 @@
-//! The typed configuration of a run: what `[model]`, `[optim]`, `[schedule]` and `[train]` of a run file hold.
+//! The typed configuration of a run: what the sections of a run file hold.
 //!
 //! The structs say what there is; `schema` says what each value may be (one row a field: type, range, default, note), and
 //! everything that has to know it reads that table: the check of a file, [`ModelConfig::validate`] and the comments of the
@@ -10,15 +10,17 @@ mod print;
 mod problems;
 mod read;
 mod relations;
+mod run;
 mod schema;
 #[cfg(test)]
 mod tests;
 mod train;
 
 pub(crate) use check::nearest;
-pub use optim::{AdamWConfig, DecayShape, NorMuonConfig, OptimConfig, Orth, ScheduleConfig, ScheduleKind};
+pub use optim::{AdamWConfig, DecayShape, Matrices, NorMuonConfig, OptimConfig, Orth, ScheduleConfig, ScheduleKind};
 pub(crate) use problems::LONGEST;
 pub use problems::{Problem, Problems, one_line};
+pub use run::{CheckpointConfig, DataConfig, EvalConfig};
 pub use schema::{FIELDS, Field, Kind};
 pub use train::{OnNonFinite, TrainConfig};
 
@@ -41,6 +43,15 @@ pub struct RunConfig {
     /// The steps.
     #[serde(default)]
     pub train: TrainConfig,
+    /// What they read.
+    #[serde(default)]
+    pub data: DataConfig,
+    /// Evaluation.
+    #[serde(default)]
+    pub eval: EvalConfig,
+    /// Checkpoints.
+    #[serde(default)]
+    pub checkpoint: CheckpointConfig,
 }
 
 /// Everything that fixes the parameters, their shapes and the arithmetic of a model.
@@ -276,8 +287,15 @@ impl RunConfig {
     /// A run of this model with the defaults of everything else.
     #[must_use]
     pub fn new(model: ModelConfig) -> Self {
-        let (optim, schedule, train) = (OptimConfig::default(), ScheduleConfig::default(), TrainConfig::default());
-        RunConfig { model, optim, schedule, train }
+        RunConfig {
+            model,
+            optim: OptimConfig::default(),
+            schedule: ScheduleConfig::default(),
+            train: TrainConfig::default(),
+            data: DataConfig::default(),
+            eval: EvalConfig::default(),
+            checkpoint: CheckpointConfig::default(),
+        }
     }
 
     /// Reads a run file.
@@ -286,7 +304,26 @@ impl RunConfig {
     /// [`Error::Toml`] when the text is not TOML, else [`Error::Config`] with every problem there is: unknown, missing and
     /// wrongly typed fields, values out of range, and fields that contradict each other.
     pub fn from_toml(text: &str) -> Result<Self, Error> {
-        let (tree, beyond) = read::read(text)?;
+        RunConfig::from_toml_with(text, &[])
+    }
+
+    /// Reads a run file and puts assignments `section.field=value` over it, the last of a field last.
+    ///
+    /// # Errors
+    /// As [`RunConfig::from_toml`], and assignments that are none.
+    ///
+    /// ```
+    /// use hymo_model::{RunConfig, presets};
+    ///
+    /// let text = presets::preset("hymo-nano")?.to_toml();
+    /// let run = RunConfig::from_toml_with(&text, &["optim.lr=0.002", "schedule.kind=cosine", "data.shards=books"])?;
+    /// assert_eq!((run.optim.lr, run.data.shards), (0.002, vec!["books".to_owned()]));
+    /// # Ok::<(), hymo_model::Error>(())
+    /// ```
+    pub fn from_toml_with(text: &str, assignments: &[&str]) -> Result<Self, Error> {
+        let (mut tree, mut beyond) = read::read(text)?;
+        let set = |assignment: &&str| read::set(&mut tree, &mut beyond, assignment).err();
+        Problems::unless_empty(assignments.iter().filter_map(set).collect())?;
         Ok(check::check(tree, beyond)?)
     }
 

@@ -17,10 +17,23 @@ pub struct OptimConfig {
     pub clip_norm: f64,
     /// Share that a moving average of the weights keeps in a step. 0 to 0.999999; 0 keeps no average.
     pub ema: f64,
-    /// Dense hidden matrices.
+    /// What moves the dense hidden matrices.
+    pub matrices: Matrices,
+    /// Dense hidden matrices, unless `matrices` says otherwise.
     pub normuon: NorMuonConfig,
     /// Embedding, experts, router, gates, convolutions, vectors.
     pub adamw: AdamWConfig,
+}
+
+/// The optimizer of the dense hidden matrices. Everything else is moved by AdamW.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Matrices {
+    /// NorMuon.
+    #[default]
+    NorMuon,
+    /// AdamW, as all the rest: to compare with.
+    AdamW,
 }
 
 /// NorMuon: orthogonalised momentum, normalised by row, of a fixed root mean square.
@@ -130,6 +143,7 @@ impl Default for OptimConfig {
             decay_embedding: true,
             clip_norm: 1.0,
             ema: 0.0,
+            matrices: Matrices::default(),
             normuon: NorMuonConfig::default(),
             adamw: AdamWConfig::default(),
         }

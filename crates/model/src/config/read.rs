@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
-use super::problems::{LONGEST, one_line};
+use super::problems::{LONGEST, Problem, one_line};
+use super::schema::{FIELDS, Kind};
 use crate::Error;
 
 /// Numbers that are out of any range, as written, by path (of an element: `path[index]`). In the tree each is NaN, which
@@ -20,6 +21,40 @@ pub(super) fn read(text: &str) -> Result<(Table, Beyond), Error> {
     let mut reader = Reader { text, beyond: Beyond::new() };
     let tree = reader.table(document.get_ref(), "");
     Ok((tree, reader.beyond))
+}
+
+/// Puts `path=value` over what a file says. A value that is not TOML is a text: `schedule.kind=cosine` needs no quotes.
+pub(super) fn set(tree: &mut Table, beyond: &mut Beyond, assignment: &str) -> Result<(), Problem> {
+    let wrong = |found: String| Problem::new(one_line(assignment, LONGEST), found, "section.field=value");
+    let Some((path, value)) = assignment.split_once('=') else { return Err(wrong("no \"=\"".to_owned())) };
+    let (path, value) = (path.trim(), value.trim());
+    if path.split('.').any(|key| key.is_empty() || !key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')) {
+        return Err(wrong("no name of a field before \"=\"".to_owned()));
+    }
+    let literal = Value::String(value.to_owned());
+    let text = match FIELDS.iter().find(|f| f.path == path).map(|f| f.kind) {
+        Some(Kind::Texts) if !value.starts_with('[') => format!("{path} = [{literal}]"),
+        Some(Kind::Choice(_)) if !value.starts_with(['"', '\'']) => format!("{path} = {literal}"),
+        // A second line would be a second field.
+        _ if value.contains(['\n', '\r']) => format!("{path} = {literal}"),
+        _ => format!("{path} = {value}"),
+    };
+    let (over, more) =
+        read(&text).or_else(|_| read(&format!("{path} = {literal}"))).map_err(|e| wrong(e.to_string()))?;
+    // What stood there before is gone, with its numbers out of range.
+    beyond.retain(|at, _| at != path && !at.starts_with(&format!("{path}[")));
+    beyond.extend(more);
+    merge(tree, over);
+    Ok(())
+}
+
+fn merge(tree: &mut Table, over: Table) {
+    for (key, value) in over {
+        match (tree.get_mut(&key), value) {
+            (Some(Value::Table(inner)), Value::Table(value)) => merge(inner, value),
+            (_, value) => drop(tree.insert(key, value)),
+        }
+    }
 }
 
 fn not_toml(text: &str, error: &toml::de::Error) -> Error {

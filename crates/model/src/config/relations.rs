@@ -1,8 +1,8 @@
 //! The rules between fields. Ranges of single fields are the schema's.
 
 use super::{
-    GdnConfig, GdnFfn, LayerKind, MlaConfig, MlaFfn, ModelConfig, MoeConfig, Rope, RunConfig, ScheduleConfig,
-    ScheduleKind, TrainConfig,
+    DataConfig, GdnConfig, GdnFfn, LayerKind, MlaConfig, MlaFfn, ModelConfig, MoeConfig, Rope, RunConfig,
+    ScheduleConfig, ScheduleKind, TrainConfig,
 };
 use crate::params;
 
@@ -20,6 +20,19 @@ pub(super) fn check(run: &RunConfig, sink: &mut Sink<'_>) {
     check_model(&run.model, sink);
     check_schedule(&run.schedule, sink);
     check_train(&run.train, sink);
+    check_data(&run.data, sink);
+}
+
+fn check_data(data: &DataConfig, sink: &mut Sink<'_>) {
+    let (folders, weights) = (data.shards.len(), data.weights.len());
+    if weights != 0 && weights != folders {
+        let expected = format!("one for each of data.shards, {folders}, or none");
+        sink("data.weights", &["data.shards"], format!("a list of {weights}"), expected);
+    }
+    if let Some(i) = data.weights.iter().position(|w| *w == 0.0) {
+        let found = format!("0 as element {} of {weights}", i + 1);
+        sink("data.weights", &[], found, "shares above 0".to_owned());
+    }
 }
 
 fn check_train(train: &TrainConfig, sink: &mut Sink<'_>) {

@@ -21,6 +21,8 @@ pub enum Kind {
     Choices(&'static [&'static str]),
     /// A list of finite numbers, each from the first to the second.
     Nums(f64, f64),
+    /// A list of texts that are not empty.
+    Texts,
 }
 
 /// What happens when a field is left out.
@@ -52,7 +54,7 @@ const fn row(path: &'static str, kind: Kind, absent: Absent, note: &'static str)
 }
 
 use Absent::{Default, Off, Wrong};
-use Kind::{Above, Bool, Choice, Choices, Int, Num, Nums};
+use Kind::{Above, Bool, Choice, Choices, Int, Num, Nums, Texts};
 
 const LAYERS: &[&str] = &["gdn", "mla"];
 const HEAD: Kind = Int(1, 1024);
@@ -60,6 +62,8 @@ const TOKENS: Kind = Int(1, 1 << 24);
 const HIDDEN: Kind = Int(1, 1 << 20);
 const BETA: Kind = Num(0.0, 0.9999);
 const EPS: Kind = Num(1e-15, 1e-3);
+const STEPS: Kind = Int(0, 2_000_000_000);
+const POLICIES: &[&str] = &["stop", "skip", "roll_back"];
 const SHAPES: &[&str] = &["one_minus_sqrt", "linear", "exponential"];
 
 /// Every field of a run file, in the order in which it is printed.
@@ -111,6 +115,7 @@ pub const FIELDS: &[Field] = &[
     row("optim.decay_embedding", Bool, Default("true"), "whether the embedding decays too"),
     row("optim.clip_norm", Num(0.0, 1e9), Default("1.0"), "of the whole gradient; 0 does not clip"),
     row("optim.ema", Num(0.0, 0.999_999), Default("0.0"), "of the weights, kept in a step; 0 is off"),
+    row("optim.matrices", Choice(&["normuon", "adamw"]), Default("\"normuon\""), "what moves the hidden matrices"),
     row("optim.normuon.lr_mult", Num(0.0, 1000.0), Default("1.0"), "factor on lr"),
     row("optim.normuon.beta1", BETA, Default("0.95"), "momentum kept in a step"),
     row("optim.normuon.beta2", BETA, Default("0.95"), "rows' mean squares kept in a step"),
@@ -136,7 +141,23 @@ pub const FIELDS: &[Field] = &[
     row("train.rows", Int(1, 1 << 20), Default("16"), "of context_length tokens, a step; a multiple of micro_rows"),
     row("train.micro_rows", Int(1, 1 << 16), Default("4"), "computed at once"),
     row("train.recompute", Int(0, 1024), Default("0"), "every how many layers one runs again; 0 is none"),
-    row("train.on_non_finite", Choice(&["stop", "skip"]), Default("\"stop\""), "a step whose gradient is not finite"),
+    row("train.spike", Num(0.0, 1e6), Default("0.0"), "gradient norm over the recent median, as if not finite; 0 is off"),
+    row("train.on_non_finite", Choice(POLICIES), Default("\"stop\""), "a step whose gradient is not finite"),
+    row("train.qk_clip", Num(0.0, 1e6), Default("0.0"), "largest attention logit of a head; 0 does not clip"),
+    row("data.shards", Texts, Default("[]"), "folders that `hymo data prep` wrote"),
+    row("data.weights", Nums(0.0, 1e9), Default("[]"), "one a folder; none: by size"),
+    row("data.shuffle", Bool, Default("true"), "documents, anew in every epoch"),
+    row("data.seed", Int(0, 1 << 62), Default("0"), "of that order"),
+    row("eval.every", STEPS, Default("250"), "steps; 0 is at the end only"),
+    row("eval.tokens", Int(0, 1 << 40), Default("262144"), "held out; 0 is all of them"),
+    row("eval.prompts", Texts, Default("[]"), "to continue; none: from held-out documents"),
+    row("eval.samples", Int(0, 64), Default("2"), "texts written"),
+    row("eval.sample_tokens", Int(1, 65_536), Default("96"), "tokens each"),
+    row("eval.temperature", Num(0.0, 10.0), Default("0.8"), "of the samples; 0 is greedy"),
+    row("checkpoint.every", STEPS, Default("250"), "steps; 0 is at the end only"),
+    row("checkpoint.keep_last", Int(1, 1_000_000), Default("3"), "newest"),
+    row("checkpoint.keep_every", STEPS, Default("0"), "steps that divide by this; 0 is none"),
+    row("checkpoint.keep_best", Bool, Default("true"), "the one with the best evaluation"),
 ];
 
 /// Longest pattern that is read, as [`super::ModelConfig::n_layers`] can be no longer.
@@ -206,6 +227,7 @@ impl Kind {
             Choice(words) => quoted(words),
             Choices(words) => format!("a list of {}", quoted(words)),
             Nums(min, max) => format!("a list of numbers from {min} to {max}"),
+            Texts => "a list of texts".to_owned(),
         }
     }
 
@@ -217,7 +239,7 @@ impl Kind {
             Bool => toml::Value::Boolean(false),
             Choice(words) => toml::Value::String(words[0].to_owned()),
             Choices(words) => toml::Value::Array(vec![toml::Value::String(words[0].to_owned())]),
-            Nums(..) => toml::Value::Array(Vec::new()),
+            Nums(..) | Texts => toml::Value::Array(Vec::new()),
         }
     }
 }

@@ -100,6 +100,9 @@ fn values_just_outside_a_range_are_refused_with_the_range() {
             Kind::Nums(min, _) => {
                 vec![list(&[Value::Float(min - 1.0)]), list(&[Value::Float(f64::NAN)]), Value::Integer(1)]
             }
+            Kind::Texts => {
+                vec![list(&[Value::String(String::new())]), list(&[Value::Integer(1)]), Value::Boolean(true)]
+            }
         };
         for value in bad {
             let mut tree = tree(&everything());
@@ -152,7 +155,7 @@ fn a_bad_file_is_reported_whole() {
     let expected = "15 problems in the configuration:
   model.d_modle: found an unknown field, set to 896, expected a known field; did you mean \"d_model\"?
   model.gdn.n_routed: found an unknown field, set to 4, expected a field of this section; \"n_routed\" belongs to [model.moe]
-  surprise: found an unknown field, set to 1, expected one of model, optim, schedule, train
+  surprise: found an unknown field, set to 1, expected one of checkpoint, data, eval, model, optim, schedule, train
   model.vocab_size: found 70000, expected a whole number from 2 to 65536
   model.context_length: found absent, expected a whole number from 1 to 16777216
   model.d_model: found absent, expected a whole number from 1 to 65536
@@ -298,6 +301,47 @@ fn rows_are_whole_micro_batches() {
     (config.train.rows, config.train.micro_rows) = (10, 4);
     let found = config.validate().unwrap_err().to_string();
     assert!(found.contains("train.rows: found 10, expected a multiple of train.micro_rows, 4"), "{found}");
+}
+
+#[test]
+fn assignments_stand_over_the_file() {
+    let text = run(presets::hymo_nano()).to_toml();
+    let with = |sets: &[&str]| RunConfig::from_toml_with(&text, sets).map_err(|e| e.to_string());
+    let set = with(&["schedule.kind=cosine", "optim.lr = 2e-3", "data.shards=a b", "optim.lr=0.003"]).unwrap();
+    assert_eq!((set.schedule.kind, set.optim.lr), (ScheduleKind::Cosine, 3e-3));
+    assert_eq!(set.data.shards, ["a b"]);
+    assert_eq!(with(&["data.shards=[\"a\", 'b']", "train.on_non_finite='skip'"]).unwrap().data.shards, ["a", "b"]);
+    for (bad, expected) in [
+        ("optim.lr", "optim.lr: found no \"=\", expected section.field=value"),
+        ("=3", "=3: found no name of a field before \"=\""),
+        ("optim..lr=3", "found no name of a field"),
+        ("optim.lr=99", "optim.lr: found 99, expected a number above 0, up to 10"),
+        ("optim.lr=1e999", "optim.lr: found 1e999 (number out of range)"),
+        ("optim.lr=high", "optim.lr: found \"high\", expected a number"),
+        ("optim.lrs=1", "did you mean \"lr\"?"),
+        ("schedule.kind=cosin", "did you mean \"cosine\"?"),
+        ("optim=1", "optim: found 1, expected a section [optim]"),
+        ("data.shards=", "data.shards: found"),
+        ("optim.lr=1\noptim.ema=0.5", "optim.lr"),
+    ] {
+        let found = with(&[bad]).unwrap_err();
+        assert!(found.contains(expected), "{bad}: {found}");
+    }
+}
+
+#[test]
+fn shares_belong_to_folders() {
+    let found = |shards: &[&str], weights: &[f64]| {
+        let mut config = run(presets::hymo_nano());
+        config.data.shards = shards.iter().map(|&s| s.to_owned()).collect();
+        config.data.weights = weights.to_vec();
+        config.validate().err().map_or(String::new(), |p| p.to_string())
+    };
+    assert_eq!((found(&["a", "b"], &[1., 2.]), found(&["a", "b"], &[])), (String::new(), String::new()));
+    let one = found(&["a", "b"], &[1.]);
+    assert!(one.contains("data.weights: found a list of 1, expected one for each of data.shards, 2, or none"), "{one}");
+    let zero = found(&["a", "b"], &[1., 0.]);
+    assert!(zero.contains("data.weights: found 0 as element 2 of 2, expected shares above 0"), "{zero}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Feed-forward blocks: dense SwiGLU, or routed experts beside a shared one (MATH 3).
 
-use super::{Pass, section};
+use super::{Pass, args, section};
 use crate::Error;
 use crate::config::{GdnFfn, LayerKind, MlaFfn, ModelConfig};
 use crate::params::ParamTable;
@@ -88,12 +88,7 @@ impl Moe {
         Ok(Moe {
             router: ParamRef::named(table, &format!("{at}.router.weight"))?,
             bias: format!("{at}.router.bias"),
-            args: router::Args {
-                top_k: c.top_k,
-                routed_scale: c.routed_scale,
-                balance_loss: c.balance_loss,
-                tokens: 0.,
-            },
+            args: args::router(c, 0.),
             w13: stack(&["w1", "w3"])?,
             w2: stack(&["w2"])?,
             shared: if c.n_shared == 0 { None } else { Some(Dense::new(table, &format!("{at}.shared"))?) },

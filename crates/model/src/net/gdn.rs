@@ -1,12 +1,12 @@
 //! A Gated DeltaNet mixer (MATH 1.2).
 
 use super::state::{LayerState, other_kind};
-use super::{Pass, section};
-use crate::config::{GateAct, ModelConfig};
+use super::{Pass, args, section};
+use crate::config::ModelConfig;
 use crate::params::ParamTable;
 use crate::store::ParamRef;
 use crate::{Error, store};
-use hymo_ops::{act, decay_gate, delta_rule, gated_norm, linear, short_conv};
+use hymo_ops::{decay_gate, delta_rule, gated_norm, linear, short_conv};
 use hymo_tape::{Tape, Var};
 use hymo_tensor::Result;
 
@@ -31,10 +31,6 @@ impl Gdn {
         let c = section(&model.gdn, "model.gdn")?;
         let at = format!("{prefix}.gdn");
         let named = |name: &str| store::ParamRef::named(table, &format!("{at}.{name}"));
-        let act = match c.gate_act {
-            GateAct::Sigmoid => act::GateAct::Sigmoid,
-            GateAct::Silu => act::GateAct::Silu,
-        };
         Ok(Gdn {
             proj: ParamRef::rows(table, &at, &["q", "k", "v", "z", "a", "b"])?,
             widths: [2 * c.key_dim() + c.value_dim(), c.value_dim(), 2 * c.n_heads],
@@ -43,9 +39,9 @@ impl Gdn {
             dt_bias: named("dt_bias")?,
             norm: named("norm.weight")?,
             out: named("o.weight")?,
-            decay: decay_gate::Args { allow_neg_eigval: c.allow_neg_eigval },
-            rule: delta_rule::Args { n_heads: c.n_heads, d_k: c.d_k, d_v: c.d_v, chunk: c.chunk_size, qk_l2norm: true },
-            gated: gated_norm::Args { eps: model.norm.eps, act, d_v: c.d_v },
+            decay: args::decay(c),
+            rule: args::delta_rule(c),
+            gated: args::gated_norm(c, &model.norm),
         })
     }
 

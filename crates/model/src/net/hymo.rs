@@ -149,9 +149,11 @@ impl HyMo {
             let n = self.norm.forward(tape, pass, &h)?;
             return Ok((h, n));
         };
+        tape.enter(self.layers.len() + depth);
         let e = self.head.embed(tape, pass, batch.ahead(depth))?;
         let h = module.forward(tape, pass, &h, &e, None)?;
         let n = module.output(tape, pass, &h)?;
+        tape.enter(0);
         Ok((h, n))
     }
 
@@ -184,6 +186,7 @@ impl HyMo {
     fn trunk(&self, tape: &mut Tape, pass: &Pass, mut x: Var, again: &[usize]) -> Result<(Var, Vec<Var>)> {
         let mut balance = Vec::new();
         for (i, layer) in self.layers.iter().enumerate() {
+            tape.enter(i + 1);
             let aux;
             [x, aux] = if again.contains(&i) {
                 let (layer, pass) = (Arc::clone(layer), pass.clone());
@@ -195,6 +198,7 @@ impl HyMo {
                 balance.push(aux);
             }
         }
+        tape.enter(0);
         Ok((x, balance))
     }
 

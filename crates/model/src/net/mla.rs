@@ -1,9 +1,9 @@
 //! Multi-head latent attention with KV groups (MATH 2), or ordinary grouped attention where there is no latent.
 
 use super::state::LayerState;
-use super::{Norm, Pass, section};
+use super::{Norm, Pass, args, section};
 use crate::Error;
-use crate::config::{MlaConfig, ModelConfig, Rope};
+use crate::config::ModelConfig;
 use crate::params::ParamTable;
 use crate::store::ParamRef;
 use hymo_ops::{attention, linear, rotary};
@@ -54,11 +54,8 @@ impl Mla {
             widths,
             latent,
             out: ParamRef::named(table, &format!("{at}.o.weight"))?,
-            rotary: [
-                rotary::Args { n_heads: c.n_heads, head_dim: c.d_nope + c.d_rope },
-                rotary::Args { n_heads: c.n_kv_groups, head_dim: c.d_rope },
-            ],
-            attention: attention_args(c),
+            rotary: args::rotary(c),
+            attention: args::attention(c),
         })
     }
 
@@ -122,44 +119,5 @@ impl Mla {
             }
             None => Ok(attention::cached(ctx, q.value(), &kv, &k_r, &from, self.attention)?.o),
         }
-    }
-}
-
-/// How the rotary numbers turn, if they do.
-pub(crate) fn rope(c: &MlaConfig) -> Option<rotary::Rope> {
-    if c.rope == Rope::None || c.d_rope == 0 {
-        return None;
-    }
-    let yarn = c.yarn.as_ref().map(|y| rotary::Yarn { factor: y.factor, original_context: y.original_context });
-    Some(rotary::Rope { d_rope: c.d_rope, theta: c.rope_theta, yarn })
-}
-
-fn attention_args(c: &MlaConfig) -> attention::Args {
-    let stretch = c.yarn.as_ref().map_or(1., |y| rotary::yarn_scale(y.factor));
-    let scale = ((c.d_nope + c.d_rope) as f64).sqrt().recip() * stretch;
-    attention::Args {
-        n_heads: c.n_heads,
-        n_groups: c.n_kv_groups,
-        d_nope: c.d_nope,
-        d_rope: c.d_rope,
-        d_v: c.d_v,
-        scale,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::YarnConfig;
-    use crate::presets;
-
-    /// MATH 2.1 and 2.6: τ = (dn + dr)^(-1/2), times m² = 1.4591 for eight times the context.
-    #[test]
-    fn the_scale_of_a_stretched_context_is_larger() {
-        let mut c = presets::hymo_434m().mla.expect("a preset with attention");
-        let scale = |c: &MlaConfig| attention_args(c).scale;
-        assert!((scale(&c) - 128f64.powf(-0.5)).abs() < 1e-15);
-        c.yarn = Some(YarnConfig { factor: 8., original_context: 4096 });
-        assert!((scale(&c) * 128f64.sqrt() - 1.4591).abs() < 5e-5, "{}", scale(&c));
     }
 }

@@ -3,6 +3,7 @@
 //! A layer finds its parameters once, when it is built; a forward pass then reads as the formulas do. Training and
 //! carried-state decoding share the layers' code: the difference is whether a state is handed in.
 
+pub mod args;
 mod ffn;
 mod gdn;
 mod head;
@@ -48,7 +49,7 @@ pub struct LayerStats {
 impl Pass {
     fn new(model: &HyMo, params: &Params, docs: Arc<Docs>, positions: &[i32], tokens: f64) -> Result<Self> {
         let stats = Arc::new(Mutex::new(vec![LayerStats::default(); model.config().n_layers]));
-        let rope = model.config().mla.as_ref().and_then(mla::rope);
+        let rope = model.config().mla.as_ref().and_then(args::rope);
         let angles = rope.map(|rope| rotary::Angles::new(positions, rope)).transpose()?.map(Arc::new);
         Ok(Pass { params: params.clone(), docs, angles, tokens, stats })
     }
@@ -75,13 +76,12 @@ pub(crate) struct Norm {
 
 impl Norm {
     pub(crate) fn new(table: &ParamTable, name: &str, norm: &NormConfig) -> std::result::Result<Self, Error> {
-        let args = rms_norm::Args { eps: norm.eps, zero_centred: norm.zero_centred };
-        Ok(Norm { weight: ParamRef::named(table, &format!("{name}.weight"))?, args })
+        Ok(Norm { weight: ParamRef::named(table, &format!("{name}.weight"))?, args: args::norm(norm) })
     }
 
     /// The latent's norm, whose gain is stored as it is.
     pub(crate) fn plain(table: &ParamTable, name: &str, norm: &NormConfig) -> std::result::Result<Self, Error> {
-        Norm::new(table, name, &NormConfig { eps: norm.eps, zero_centred: false })
+        Ok(Norm { args: args::latent_norm(norm), ..Norm::new(table, name, norm)? })
     }
 
     pub(crate) fn forward(&self, tape: &mut Tape, pass: &Pass, x: &Var) -> Result<Var> {
