@@ -17,6 +17,9 @@ pub enum Error {
     /// The optimizer refused its state or a step.
     #[error(transparent)]
     Optim(#[from] hymo_optim::Error),
+    /// No text could be generated.
+    #[error(transparent)]
+    Infer(#[from] hymo_infer::Error),
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
@@ -30,22 +33,22 @@ pub enum Error {
         /// What would be right.
         expected: String,
     },
-    /// A step's gradient is not finite, and the policy is to stop.
+    /// A step's gradient is not finite or far too large, and the policy is to stop.
     #[error(
-        "step {step}: the gradient is not finite (first in {first}); its batch is in {}. \
-         train.on_non_finite = \"skip\" goes on without such steps",
+        "step {step}: {why}; its batch is in {}. train.on_non_finite = \"skip\" goes on without such steps, \
+         \"roll_back\" from the newest checkpoint",
         .dump.display()
     )]
-    NonFinite {
+    Refused {
         /// The step.
         step: u64,
-        /// A parameter whose gradient is not finite.
-        first: String,
+        /// What is wrong with its gradient.
+        why: String,
         /// Where its batch is.
         dump: PathBuf,
     },
-    /// Steps that are not finite came again and again.
-    #[error("step {step}: {times} steps in a row were not finite, the last batch is in {}", .dump.display())]
+    /// Steps without a usable gradient came again and again.
+    #[error("step {step}: {times} steps in a row were refused, the batch of the last is in {}", .dump.display())]
     NeverFinite {
         /// The last of them.
         step: u64,
@@ -53,6 +56,62 @@ pub enum Error {
         times: u32,
         /// Where its batch is.
         dump: PathBuf,
+    },
+    /// The same checkpoint was gone back to again and again.
+    #[error("step {step}: went back to step {back_to} {times} times and never came past it")]
+    NoWayForward {
+        /// The step that was refused last.
+        step: u64,
+        /// How often.
+        times: u32,
+        /// The checkpoint's step.
+        back_to: u64,
+    },
+    /// The tokenizer beside the data cannot be read, or is not the data's.
+    #[error("{}: {source}", .path.display())]
+    Tokenizer {
+        /// Its file.
+        path: PathBuf,
+        /// Why.
+        source: hymo_tokenizer::Error,
+    },
+    /// A model's output is not finite.
+    #[error("{what} is not finite: the weights are damaged, or training went wrong")]
+    NotFinite {
+        /// What.
+        what: String,
+    },
+    /// A line of a file of questions is none.
+    #[error("{}: line {line}: {problem}", .path.display())]
+    Question {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The folder holds a run already, and it was asked to begin a new one.
+    #[error("{} has checkpoints of an earlier run, the newest of step {step}; go on with it, or choose another folder", .dir.display())]
+    AlreadyThere {
+        /// The run's folder.
+        dir: PathBuf,
+        /// The newest checkpoint's step.
+        step: u64,
+    },
+    /// There are checkpoints, and every one is damaged.
+    #[error("{}: none of the checkpoints verifies: {problems}", .dir.display())]
+    NoneVerifies {
+        /// The folder of checkpoints.
+        dir: PathBuf,
+        /// What is wrong with each, newest first.
+        problems: String,
+    },
+    /// Another process trains in this folder.
+    #[error("{} is in use by another process, which must end first", .dir.display())]
+    InUse {
+        /// The run's folder.
+        dir: PathBuf,
     },
     /// The loop's state in a checkpoint is not what this program writes.
     #[error("{}: state: {problem}", .path.display())]
@@ -72,4 +131,10 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
+}
+
+impl Error {
+    pub(crate) fn io(doing: &'static str, path: &std::path::Path, source: std::io::Error) -> Self {
+        Error::Io { doing, path: path.to_owned(), source }
+    }
 }

@@ -1,51 +1,17 @@
 //! One step, top to bottom.
 
+use crate::guard::Fault;
+use crate::profile::Profile;
+use crate::record::{StepReport, now};
 use crate::{Error, Trainer};
-use hymo_data::loader::{MicroBatch, Step};
-use hymo_model::config::OnNonFinite;
+use hymo_data::loader::MicroBatch;
 use hymo_model::{Batch, Counts, LayerStats, Options};
 use hymo_ops::router::bias_update;
 use hymo_optim::{GradNorm, Outcome};
-use hymo_tape::Tape;
-use serde::Serialize;
-use std::path::{Path, PathBuf};
+use hymo_tape::{Observer, Tape};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
-
-/// Steps in a row without a finite gradient after which a run ends whatever its policy.
-const PATIENCE: u32 = 16;
-
-/// What a step did.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct StepReport {
-    /// Its number, from 1.
-    pub step: u64,
-    /// Loss of the head and of each prediction module, each the mean over its valid targets, nats a token.
-    pub losses: Vec<f64>,
-    /// Weighted sum of the losses, and the balance loss.
-    pub total: f64,
-    /// Balance losses of all layers.
-    pub balance: f64,
-    /// Learning rate.
-    pub lr: f64,
-    /// Norm of the gradient before clipping.
-    pub grad_norm: f64,
-    /// Whether the parameters moved: a gradient that is not finite moves nothing.
-    pub stepped: bool,
-    /// Largest load of an expert over the mean load, less 1, by layer with experts.
-    pub max_violation: Vec<f64>,
-    /// Largest attention logit of all layers and heads.
-    pub max_logit: f64,
-    /// Tokens of this step, padding left out.
-    pub tokens: u64,
-    /// Tokens of the run so far.
-    pub total_tokens: u64,
-    /// Times the data has been read before.
-    pub epoch: u64,
-    /// Wall time.
-    pub seconds: f64,
-    /// Of it, waiting for data.
-    pub data_seconds: f64,
-}
 
 impl Trainer {
     /// Takes one step; `None` when the data has ended. A batch whose gradient is not finite is written into `dump`, and then
@@ -54,8 +20,15 @@ impl Trainer {
     /// # Errors
     /// Data that cannot be read; a gradient that is not finite, by policy, or too often in a row.
     pub fn step(&mut self, dump: &Path) -> Result<Option<StepReport>, Error> {
+        let profile = self.profile.clone();
+        let number = self.state.step + 1;
+        Profile::span(profile.as_ref(), &format!("step {number}"), || self.step_inside(dump, profile.as_ref()))
+    }
+
+    // tidy: long, the step
+    fn step_inside(&mut self, dump: &Path, profile: Option<&Arc<Profile>>) -> Result<Option<StepReport>, Error> {
         let start = Instant::now();
-        let Some(data) = self.data.next_step()? else { return Ok(None) };
+        let Some(data) = Profile::span(profile, "wait for data", || self.data.next_step())? else { return Ok(None) };
         let data_seconds = start.elapsed().as_secs_f64();
 
         // Means are over the whole step, so that how it is cut into micro-batches changes nothing.
@@ -66,50 +39,70 @@ impl Trainer {
             None => self.params.zero_grads(&self.ctx)?,
         };
         for flat in grads.flats_mut() {
-            flat.flat_mut::<f32>()?.fill(0.);
+            flat.clear()?;
         }
 
         let mut sums = Sums::new(data.valid.len());
         for micro in &data.micro {
             let batch = self.batch(micro)?;
-            let mut tape = Tape::training(&self.ctx, grads);
-            let losses = self.model.loss(&mut tape, &self.params, &batch, &options)?;
+            let mut tape =
+                Tape::training(&self.ctx, grads).observed(profile.map(|p| Arc::clone(p) as Arc<dyn Observer>));
+            let forward = || self.model.loss(&mut tape, &self.params, &batch, &options);
+            let losses = Profile::span(profile, "forward", forward)?;
             sums.add(losses.depths(), losses.total()?, losses.balance()?, &losses.stats);
-            let done = tape.backward(&losses.seeds())?;
+            let done = Profile::span(profile, "backward", || tape.backward(&losses.seeds()))?;
             grads = done.into_params().expect("invariant: a training tape returns its gradients");
         }
 
         self.state.step += 1;
-        let norm = GradNorm::of(grads.flats())?;
+        let norm = Profile::span(profile, "gradient norm", || GradNorm::of(grads.flats()))?;
         let lr = self.config.optim.lr * self.schedule.factor(self.state.step);
-        let outcome = self.optimizer.step_with(&self.ctx, self.params.flats_mut(), grads.flats(), lr, norm)?;
+        let refused = match self.fault(norm) {
+            Some(fault) => Some(fault),
+            None => match Profile::span(profile, "optimizer", || {
+                self.optimizer.step_with(&self.ctx, self.params.flats_mut(), grads.flats(), lr, norm)
+            })? {
+                Outcome::Stepped { .. } => None,
+                Outcome::Refused { params, .. } => {
+                    Some(Fault::NonFinite(params.into_iter().next().unwrap_or_default()))
+                }
+            },
+        };
         self.grads = Some(grads);
-        let stepped = matches!(outcome, Outcome::Stepped { .. });
-        if let Outcome::Refused { params, .. } = outcome {
-            self.refused(&data, params.into_iter().next().unwrap_or_default(), dump)?;
-        } else {
-            self.state.in_a_row = 0;
-            self.state.tokens += data.tokens;
-            self.balance(&sums.stats)?;
-            if let Some(ema) = &mut self.ema {
-                ema.update(self.params.flats())?;
+        let refused = match refused {
+            Some(fault) => Some(self.refuse(&data, &fault, dump)?),
+            None => {
+                self.accept(norm);
+                self.state.tokens += data.tokens;
+                self.balance(&sums.stats)?;
+                self.clip_queries(&sums.stats)?;
+                if let Some(ema) = &mut self.ema {
+                    ema.update(self.params.flats())?;
+                }
+                None
             }
-        }
+        };
+        let seconds = start.elapsed().as_secs_f64();
+        let layers = sums.stats.iter().filter(|s| !s.expert_counts.is_empty());
         Ok(Some(StepReport {
             step: self.state.step,
+            time: now(),
             losses: sums.losses,
             total: sums.total,
             balance: sums.balance,
             lr,
             grad_norm: norm.value(),
-            stepped,
-            max_violation: sums.stats.iter().filter_map(max_violation).collect(),
-            max_logit: sums.stats.iter().flat_map(|s| &s.max_logits).copied().fold(f64::NEG_INFINITY, f64::max),
+            stepped: refused.is_none(),
+            refused,
+            max_violation: layers.clone().map(max_violation).collect(),
+            expert_load: layers.map(load).collect(),
+            max_logits: sums.stats.iter().filter(|s| !s.max_logits.is_empty()).map(largest).collect(),
             tokens: data.tokens,
             total_tokens: self.state.tokens,
             epoch: data.begins.epoch(),
-            seconds: start.elapsed().as_secs_f64(),
+            seconds,
             data_seconds,
+            mfu: self.peak_flops.map(|peak| self.flops_per_token * data.tokens as f64 / seconds / peak),
         }))
     }
 
@@ -133,45 +126,28 @@ impl Trainer {
         let rate = moe.bias_update_rate;
         for (layer, stats) in stats.iter().enumerate().filter(|(_, s)| !s.expert_counts.is_empty()) {
             let bias = self.params.buffer_mut(&format!("layers.{layer}.moe.router.bias"))?;
-            bias_update(bias.flat_mut::<f32>()?, &stats.expert_counts, rate)?;
+            let mut values = bias.to_vec::<f32>()?;
+            bias_update(&mut values, &stats.expert_counts, rate)?;
+            bias.write(&values)?;
         }
         Ok(())
     }
-
-    /// HAZARD 13: a step that is not finite leaves its batch behind, and there is a way past it.
-    fn refused(&mut self, data: &Step, first: String, dump: &Path) -> Result<(), Error> {
-        self.state.skipped += 1;
-        self.state.in_a_row += 1;
-        let (step, times) = (self.state.step, self.state.in_a_row);
-        let dump = write_batch(data, step, dump)?;
-        match self.config.train.on_non_finite {
-            OnNonFinite::Stop => Err(Error::NonFinite { step, first, dump }),
-            _ if times >= PATIENCE => Err(Error::NeverFinite { step, times, dump }),
-            _ => Ok(()),
-        }
-    }
 }
 
-/// A step's tokens and documents as JSON, under a name of its own.
-fn write_batch(data: &Step, step: u64, dir: &Path) -> Result<PathBuf, Error> {
-    let path = dir.join(format!("non-finite-step-{step}.json"));
-    let rows = |m: &MicroBatch| serde_json::json!({ "rows": m.rows, "tokens": m.tokens, "documents": m.documents });
-    let text = serde_json::json!({
-        "step": step, "begins": data.begins, "micro": data.micro.iter().map(rows).collect::<Vec<_>>(),
-    });
-    std::fs::write(&path, text.to_string()).map_err(|source| Error::Io {
-        doing: "write",
-        path: path.clone(),
-        source,
-    })?;
-    Ok(path)
+fn load(stats: &LayerStats) -> Vec<f32> {
+    let total = stats.expert_counts.iter().sum::<u64>().max(1) as f64;
+    stats.expert_counts.iter().map(|&n| (n as f64 / total) as f32).collect()
 }
 
-fn max_violation(stats: &LayerStats) -> Option<f64> {
+fn max_violation(stats: &LayerStats) -> f64 {
     let total: u64 = stats.expert_counts.iter().sum();
-    let most = *stats.expert_counts.iter().max()?;
+    let most = stats.expert_counts.iter().max().copied().unwrap_or(0);
     let mean = total as f64 / stats.expert_counts.len() as f64;
-    Some(if total == 0 { 0. } else { most as f64 / mean - 1. })
+    if total == 0 { 0. } else { most as f64 / mean - 1. }
+}
+
+fn largest(stats: &LayerStats) -> f64 {
+    stats.max_logits.iter().copied().fold(f64::NEG_INFINITY, f64::max)
 }
 
 /// Sums over the micro-batches of a step.

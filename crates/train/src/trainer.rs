@@ -2,10 +2,12 @@
 
 use crate::Error;
 use crate::checkpoint::{Checkpoint, Snapshot};
+use crate::profile::Profile;
 use hymo_data::corpus::Corpus;
 use hymo_data::loader::{Loader, LoaderOptions, Prefetch};
 use hymo_data::stream::Position;
 use hymo_model::config::{RunConfig, TrainConfig};
+use hymo_model::cost::{Cost, CostOptions};
 use hymo_model::{HyMo, Params};
 use hymo_optim::{Ema, Optimizer, Schedule};
 use hymo_tape::ParamGrads;
@@ -30,19 +32,29 @@ pub struct Trainer {
     pub(crate) grads: Option<ParamGrads>,
     pub(crate) data: Prefetch,
     pub(crate) state: LoopState,
+    pub(crate) flops_per_token: f64,
+    params_count: (u64, u64),
+    /// What MFU is relative to.
+    pub(crate) peak_flops: Option<f64>,
+    /// The trace of the steps that are being taken.
+    pub(crate) profile: Option<Arc<Profile>>,
     corpus: Arc<Corpus>,
 }
 
 /// What the loop goes on from, beside tensors and the place in the data.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoopState {
     /// Steps taken, those without an update too.
     pub step: u64,
-    /// Steps whose gradient was not finite.
+    /// Steps that were refused.
     pub skipped: u64,
     /// Of these, the last ones in a row.
     pub in_a_row: u32,
+    /// The step that the run last went back to, and how often in a row.
+    pub rolled_back: (u64, u32),
+    /// Norms of the last gradients, where spikes are looked for.
+    pub norms: Vec<f64>,
     /// Tokens trained on.
     pub tokens: u64,
     /// The best evaluation: its step and its loss.
@@ -52,10 +64,17 @@ pub struct LoopState {
 /// The state as it stands in a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Saved {
+pub(crate) struct Saved {
     #[serde(rename = "loop")]
-    state: LoopState,
-    data: Position,
+    pub state: LoopState,
+    pub data: Position,
+}
+
+impl Saved {
+    pub fn of(checkpoint: &Checkpoint) -> Result<Self, Error> {
+        serde_json::from_value(checkpoint.state().clone())
+            .map_err(|e| Error::State { path: checkpoint.path().to_owned(), problem: e.to_string() })
+    }
 }
 
 impl Trainer {
@@ -66,6 +85,11 @@ impl Trainer {
     pub fn new(ctx: &Ctx, config: &RunConfig, corpus: Arc<Corpus>) -> Result<Self, Error> {
         let params = Params::init(ctx, &config.model, config.train.seed)?;
         Trainer::with_params(ctx, config, corpus, params)
+    }
+
+    /// From now on steps are traced into this, or no longer traced. What they compute stays the same to the bit.
+    pub fn trace(&mut self, profile: Option<Arc<Profile>>) {
+        self.profile = profile;
     }
 
     /// A run at its beginning, from parameters of one's own.
@@ -80,6 +104,8 @@ impl Trainer {
                 expected: format!("at least {}, the vocabulary of the data's tokenizer", corpus.vocab_size()),
             });
         }
+        let options = CostOptions { context: config.model.context_length, batch: config.train.micro_rows };
+        let cost = Cost::new(&config.model, options).map_err(hymo_model::Error::from)?;
         let schedule = Schedule::new(&config.schedule).map_err(hymo_model::Error::from)?;
         let ema = match config.optim.ema {
             0. => None,
@@ -95,6 +121,10 @@ impl Trainer {
             grads: Some(params.zero_grads(ctx)?),
             data: loader(config, &corpus, None)?,
             state: LoopState::default(),
+            flops_per_token: cost.flops_per_token.training as f64,
+            params_count: (cost.params.active, cost.params.stored),
+            peak_flops: None,
+            profile: None,
             params,
             corpus,
         })
@@ -104,6 +134,12 @@ impl Trainer {
     #[must_use]
     pub fn config(&self) -> &RunConfig {
         &self.config
+    }
+
+    /// The data that it reads.
+    #[must_use]
+    pub fn corpus(&self) -> &Corpus {
+        &self.corpus
     }
 
     /// The network.
@@ -130,6 +166,44 @@ impl Trainer {
         &self.state
     }
 
+    /// What is evaluated and exported: the average of the weights where one is kept, else the weights. Drop it before the
+    /// next step, which writes into the same memory.
+    ///
+    /// # Errors
+    /// None in practice: the average has the layout of the parameters.
+    pub fn averaged(&self) -> Result<Params, Error> {
+        match &self.ema {
+            None => Ok(self.params.clone()),
+            Some(ema) => Ok(self.params.with_flats(ema.flats().to_vec())?),
+        }
+    }
+
+    /// Parameters that a token uses, and all.
+    #[must_use]
+    pub fn params_count(&self) -> (u64, u64) {
+        self.params_count
+    }
+
+    /// Takes an evaluation's bits a byte; tells whether they are the best so far.
+    pub(crate) fn judge(&mut self, score: f64) -> bool {
+        let best = score.is_finite() && self.state.best.is_none_or(|(_, best)| score < best);
+        if best {
+            self.state.best = Some((self.state.step, score));
+        }
+        best
+    }
+
+    /// Takes this as the device's FLOP/s at dense products: steps then report their share of it.
+    pub fn set_peak_flops(&mut self, peak: f64) {
+        self.peak_flops = Some(peak);
+    }
+
+    /// FLOPs of a token in training, forward and backward.
+    #[must_use]
+    pub fn flops_per_token(&self) -> f64 {
+        self.flops_per_token
+    }
+
     /// Whether the schedule has ended.
     #[must_use]
     pub fn done(&self) -> bool {
@@ -142,7 +216,7 @@ impl Trainer {
     /// None in practice: the tensors are the run's own.
     pub fn snapshot(&self) -> Result<Snapshot, Error> {
         let json = |value: serde_json::Result<serde_json::Value>| value.unwrap_or_default();
-        let saved = Saved { state: self.state, data: self.data.position().clone() };
+        let saved = Saved { state: self.state.clone(), data: self.data.position().clone() };
         let config = json(serde_json::to_value(&self.config));
         let mut snapshot = Snapshot::new(self.state.step, config, json(serde_json::to_value(saved)));
         for (name, tensor) in self.named()? {
@@ -173,9 +247,7 @@ impl Trainer {
     /// Another model or optimizer than the checkpoint's, other data; all is taken over or nothing.
     pub fn resume(ctx: &Ctx, config: &RunConfig, corpus: Arc<Corpus>, mut from: Checkpoint) -> Result<Self, Error> {
         let mut trainer = Trainer::new(ctx, config, corpus)?;
-        let path = from.path().to_owned();
-        let saved: Saved = serde_json::from_value(from.state().clone())
-            .map_err(|e| Error::State { path: path.clone(), problem: e.to_string() })?;
+        let saved = Saved::of(&from)?;
         trainer.take(&mut from)?;
         from.finish()?;
         trainer.data = loader(config, &trainer.corpus, Some(saved.data))?;
@@ -183,18 +255,18 @@ impl Trainer {
         Ok(trainer)
     }
 
-    fn take(&mut self, from: &mut Checkpoint) -> Result<(), Error> {
+    pub(crate) fn take(&mut self, from: &mut Checkpoint) -> Result<(), Error> {
         for spec in self.params.table().params().to_vec() {
             let values = from.take(&format!("model.{}", spec.name), &spec.shape)?;
             let flat = &mut self.params.flats_mut()[spec.unit.index()];
-            flat.flat_mut::<f32>()?[spec.range()].copy_from_slice(&values);
+            flat.write_at(spec.range().start, &values)?;
         }
         for spec in self.params.table().buffers().to_vec() {
             from.take_into(&format!("model.{}", spec.name), self.params.buffer_mut(&spec.name)?)?;
         }
         let mut state = Vec::new();
         for (name, tensor) in self.optimizer.tensors()? {
-            let mut saved = tensor.copy(&self.ctx)?;
+            let mut saved = tensor.copy(&Ctx::cpu())?;
             from.take_into(&name, &mut saved)?;
             state.push((name, saved));
         }

@@ -61,7 +61,7 @@ fn bits(trainer: &Trainer, dir: &Path) -> (Vec<(String, Vec<u32>)>, String) {
 }
 
 fn what_counts(reports: &[StepReport]) -> Vec<StepReport> {
-    reports.iter().map(|r| StepReport { seconds: 0., data_seconds: 0., ..r.clone() }).collect()
+    reports.iter().map(|r| StepReport { time: 0., seconds: 0., data_seconds: 0., ..r.clone() }).collect()
 }
 
 /// HAZARD 11: twenty steps are ten, a checkpoint, and ten, to the bit.
@@ -193,8 +193,8 @@ fn a_step_that_is_not_finite_obeys_the_policy() {
         Trainer::with_params(&ctx, &config, Arc::clone(&corpus), params).unwrap()
     };
     let error = poisoned(OnNonFinite::Stop).step(dir.path()).unwrap_err();
-    let Error::NonFinite { step: 1, dump, first } = &error else { panic!("{error}") };
-    assert!(!first.is_empty() && error.to_string().contains("on_non_finite"), "{error}");
+    let Error::Refused { step: 1, dump, why } = &error else { panic!("{error}") };
+    assert!(why.contains("not finite (first in ") && error.to_string().contains("on_non_finite"), "{error}");
     let batch: serde_json::Value = serde_json::from_slice(&std::fs::read(dump).unwrap()).unwrap();
     assert_eq!(batch["micro"][0]["tokens"].as_array().unwrap().len(), 2 * 23);
 
@@ -206,7 +206,67 @@ fn a_step_that_is_not_finite_obeys_the_policy() {
     assert_eq!(trainer.params().flats()[2].to_vec::<f32>().unwrap(), before);
     // It never gets better: the run does not spin for ever.
     let error = (0..20).find_map(|_| trainer.step(dir.path()).err()).unwrap().to_string();
-    assert!(error.contains("16 steps in a row were not finite"), "{error}");
+    assert!(error.contains("16 steps in a row were refused"), "{error}");
+}
+
+/// A gradient far above the median of those before is refused like one that is not finite, and the way back is to the
+/// checkpoint, with the data behind.
+#[test]
+fn a_spike_is_refused_and_rolled_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ctx, mut config, corpus) = (Ctx::cpu(), config(), corpus(dir.path()));
+    (config.train.spike, config.train.on_non_finite) = (1.0001, OnNonFinite::RollBack);
+    let mut trainer = Trainer::new(&ctx, &config, Arc::clone(&corpus)).unwrap();
+    let before = steps(&mut trainer, 16, dir.path());
+    assert!(before.iter().all(|r| r.stepped), "a median needs steps");
+    let path = write(&dir.path().join("checkpoints"), &trainer.snapshot().unwrap()).unwrap();
+    let saved = trainer.params().flats()[1].to_vec::<f32>().unwrap();
+    let refused = (0..60).map(|_| trainer.step(dir.path()).unwrap().unwrap()).find(|r| !r.stepped).unwrap();
+    let why = refused.refused.unwrap();
+    assert!(why.contains("times the median") && why.contains("refused-step-"), "{why}");
+    let tokens = trainer.state().tokens;
+    trainer.roll_back(Checkpoint::open(&path).unwrap()).unwrap();
+    assert_eq!(trainer.params().flats()[1].to_vec::<f32>().unwrap(), saved);
+    let state = trainer.state();
+    assert_eq!((state.step, state.skipped, state.rolled_back, state.in_a_row), (16, 1, (16, 1), 0));
+    assert!(state.tokens <= tokens);
+    // What led to the spike is not read again.
+    let next = trainer.step(dir.path()).unwrap().unwrap();
+    let mut straight = Trainer::resume(&ctx, &config, corpus, Checkpoint::open(&path).unwrap()).unwrap();
+    assert_ne!(straight.step(dir.path()).unwrap().unwrap().losses, next.losses);
+    for times in 2..16 {
+        trainer.roll_back(Checkpoint::open(&path).unwrap()).unwrap();
+        assert_eq!(trainer.state().rolled_back, (16, times));
+    }
+    let error = trainer.roll_back(Checkpoint::open(&path).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("went back to step 16 16 times"), "{error}");
+}
+
+/// After a step that saw a logit above the limit, the head's next logits are at the limit or near it.
+#[test]
+fn queries_are_clipped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ctx, mut config, corpus) = (Ctx::cpu(), config(), corpus(dir.path()));
+    (config.optim.lr, config.train.qk_clip) = (1e-9, 1e-3);
+    let mut trainer = Trainer::new(&ctx, &config, corpus).unwrap();
+    let name = "layers.3.mla.q.weight";
+    let before = trainer.params().get(name).unwrap().to_vec::<f32>().unwrap();
+    let report = steps(&mut trainer, 1, dir.path()).remove(0);
+    let after = trainer.params().get(name).unwrap().to_vec::<f32>().unwrap();
+    // Both heads are scaled, each by a factor of its own, the larger logit's down to the limit.
+    let head = before.len() / 2;
+    let factors = [0, 1].map(|h| f64::from(after[h * head] / before[h * head]));
+    let expected = 1e-3 / report.max_logits[0];
+    assert!(factors.iter().all(|f| *f < 1.), "{factors:?}");
+    let least = factors[0].min(factors[1]);
+    assert!((least / expected - 1.).abs() < 1e-3, "{factors:?} {expected}");
+    assert!(
+        before
+            .iter()
+            .zip(&after)
+            .enumerate()
+            .all(|(i, (b, a))| { (f64::from(a / b) / factors[i / head] - 1.).abs() < 1e-3 })
+    );
 }
 
 /// One row again and again is learned by heart.

@@ -199,6 +199,11 @@ pub(crate) fn sync_folder(path: &Path) -> Result<()> {
 /// # Errors
 /// The file cannot be written, or the disk is full. What stood there before stays.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    // Renaming over a device or a pipe would put a file in its place.
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        let what = io::Error::new(io::ErrorKind::InvalidInput, "there is something else than a regular file");
+        return Err(Error::io("write", path)(what));
+    }
     let temporary = temporary(path);
     let written = File::create(&temporary).and_then(|mut file| {
         file.write_all(bytes)?;

@@ -1,4 +1,5 @@
 //! Data folders made for tests.
+#![allow(dead_code)] // each test binary uses its part
 
 use std::path::Path;
 
@@ -8,10 +9,15 @@ use hymo_data::shard::ShardWriter;
 
 /// Writes documents as the split `train`, so many a shard, and opens it.
 pub fn dataset(folder: &Path, documents: &[Vec<u16>], a_shard: usize) -> Dataset {
+    dataset_of(4096, folder, documents, a_shard)
+}
+
+/// As [`dataset`], of a vocabulary of any size.
+pub fn dataset_of(vocab_size: u32, folder: &Path, documents: &[Vec<u16>], a_shard: usize) -> Dataset {
     let mut shards = Vec::new();
     for (index, part) in documents.chunks(a_shard).enumerate() {
         let file = format!("train-{index:05}.shard");
-        let mut writer = ShardWriter::create(&folder.join(&file), 4096, [9; 32], 1 << 20).unwrap();
+        let mut writer = ShardWriter::create(&folder.join(&file), vocab_size, [9; 32], 1 << 20).unwrap();
         part.iter().for_each(|document| writer.push(document).unwrap());
         let written = writer.finish().unwrap();
         let root = format!("{:016x}", written.root);
@@ -32,7 +38,7 @@ pub fn dataset(folder: &Path, documents: &[Vec<u16>], a_shard: usize) -> Dataset
     let manifest = Manifest {
         format: "hymo-data".into(),
         version: 1,
-        tokenizer: TokenizerId { sha256: hex(&[9; 32]), vocab_size: 4096 },
+        tokenizer: TokenizerId { sha256: hex(&[9; 32]), vocab_size },
         options,
         sources: Vec::new(),
         dropped: Dropped::default(),

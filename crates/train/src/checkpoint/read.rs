@@ -197,9 +197,9 @@ impl Checkpoint {
         match to.dtype() {
             DType::I32 => {
                 let values = self.take_of::<i32>(name, &dims, Numbers::I32)?;
-                to.flat_mut::<i32>()?.copy_from_slice(&values);
+                to.write(&values)?;
             }
-            _ => to.flat_mut::<f32>()?.copy_from_slice(&self.take(name, &dims)?),
+            _ => to.write(&self.take(name, &dims)?)?,
         }
         Ok(())
     }
