@@ -83,6 +83,18 @@ pub fn data_error(error: hymo_data::Error) -> anyhow::Error {
     }
 }
 
+/// An error of a run; what only the caller can put right is wrong usage.
+pub fn train_error(error: hymo_train::Error) -> anyhow::Error {
+    use hymo_train::Error;
+    match error {
+        Error::Config { .. } | Error::AlreadyThere { .. } | Error::Model(hymo_model::Error::Config(_)) => {
+            Usage(error.to_string()).into()
+        }
+        Error::Data(error) => data_error(error),
+        _ => error.into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

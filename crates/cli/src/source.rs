@@ -1,13 +1,16 @@
 //! Where a command's model comes from: a preset by name, or a configuration file.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::path::Path;
 
 use hymo_model::config::one_line;
+use hymo_model::presets::Preset;
 use hymo_model::{ModelConfig, RunConfig, presets};
+use hymo_tensor::Ctx;
+use hymo_train::Model;
 
-use crate::exit::Usage;
+use crate::exit::{Usage, train_error};
 
 /// A model and its printed form, which for a preset names the preset.
 pub struct Source {
@@ -17,6 +20,35 @@ pub struct Source {
     pub printed: String,
 }
 
+/// A run's configuration and what the run is called: the preset, or the file without its ending.
+pub fn run_config(path: &Path, assignments: &[String]) -> Result<(RunConfig, String), Usage> {
+    let text = text(path)?;
+    let assignments: Vec<&str> = assignments.iter().map(String::as_str).collect();
+    let run = RunConfig::from_toml_with(&text, &assignments);
+    let name = path.file_stem().map_or_else(|| "run".to_owned(), |stem| stem.to_string_lossy().into_owned());
+    Ok((run.map_err(|e| Usage(format!("{}: {e}", shown(path))))?, name))
+}
+
+/// A trained model, from a run's folder, a checkpoint or an exported folder. What was passed over is said at once.
+pub fn trained(path: &Path) -> anyhow::Result<Model> {
+    if !path.exists() {
+        return Err(
+            Usage(format!("{}: no such folder; want a run's folder, a checkpoint or an export", shown(path))).into()
+        );
+    }
+    loaded(path)
+}
+
+/// As [`trained`], whatever is at the path.
+pub fn loaded(path: &Path) -> anyhow::Result<Model> {
+    let model = Model::load(&Ctx::cpu(), path).map_err(train_error)?;
+    for problem in &model.passed_over {
+        // Standard output is for the answer.
+        let _ = writeln!(io::stderr(), "hymo: a damaged checkpoint is passed over: {problem}");
+    }
+    Ok(model)
+}
+
 /// Most bytes of a configuration file: a hundred times the longest there is.
 const MOST: u64 = 1 << 20;
 
@@ -24,22 +56,34 @@ impl Source {
     /// Finds a preset or reads a file.
     pub fn find(path: &(impl AsRef<Path> + ?Sized)) -> Result<Self, Usage> {
         let path = path.as_ref();
-        // A name that is not UTF-8 is no preset's.
-        let name = path.to_str().unwrap_or("/");
-        let is_path = path.extension().is_some_and(|e| e == "toml") || name.contains(['/', '\\']);
-        if !is_path {
-            match presets::preset(name) {
-                Ok(preset) => return Ok(Source { model: preset.model(), printed: preset.to_toml() }),
-                // A file without the ending is taken too; a preset of the same name goes first.
-                Err(_) if fs::metadata(path).is_ok_and(|m| !m.is_dir()) => {}
-                Err(e) => return Err(Usage(format!("{e}. A configuration file is a path or ends in .toml"))),
-            }
+        let text = text(path)?;
+        if let Some(preset) = preset(path) {
+            return Ok(Source { model: preset.model(), printed: text });
         }
-        let wrong = |what: String| Usage(format!("{}: {what}", shown(path)));
-        let text = read(path).map_err(wrong)?;
-        let run = RunConfig::from_toml(&text).map_err(|e| wrong(e.to_string()))?;
+        let run = RunConfig::from_toml(&text).map_err(|e| Usage(format!("{}: {e}", shown(path))))?;
         Ok(Source { printed: run.to_toml(), model: run.model })
     }
+}
+
+/// The preset that a path names, if it is a name.
+fn preset(path: &Path) -> Option<&'static Preset> {
+    presets::preset(path.to_str()?).ok()
+}
+
+/// A preset's file, or a file.
+fn text(path: &Path) -> Result<String, Usage> {
+    // A name that is not UTF-8 is no preset's.
+    let name = path.to_str().unwrap_or("/");
+    let is_path = path.extension().is_some_and(|e| e == "toml") || name.contains(['/', '\\']);
+    if !is_path {
+        match presets::preset(name) {
+            Ok(preset) => return Ok(preset.to_toml()),
+            // A file without the ending is taken too; a preset of the same name goes first.
+            Err(_) if fs::metadata(path).is_ok_and(|m| !m.is_dir()) => {}
+            Err(e) => return Err(Usage(format!("{e}. A configuration file is a path or ends in .toml"))),
+        }
+    }
+    read(path).map_err(|what| Usage(format!("{}: {what}", shown(path))))
 }
 
 /// A path fit for a message.

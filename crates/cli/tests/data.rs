@@ -1,36 +1,17 @@
 //! `hymo tokenizer` and `hymo data` as a user calls them: from text to audited shards, killed and gone on with.
 
+mod user;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
 
-const CORPUS: &str = include_str!("../../../fixtures/tokenizer/corpus.txt");
-
-fn hymo(folder: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_hymo")).args(args).current_dir(folder).output().unwrap()
-}
-
-fn stdout(folder: &Path, args: &[&str]) -> String {
-    let out = hymo(folder, args);
-    assert_eq!(out.status.code(), Some(0), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout).unwrap()
-}
-
-fn json(folder: &Path, args: &[&str]) -> Value {
-    serde_json::from_str(&stdout(folder, args)).unwrap()
-}
-
-fn said(folder: &Path, code: i32, args: &[&str]) -> String {
-    let out = hymo(folder, args);
-    let error = String::from_utf8(out.stderr).unwrap();
-    assert_eq!(out.status.code(), Some(code), "{args:?}: {error}");
-    error
-}
+use user::{CORPUS, hymo, json, said, stdout};
 
 fn piped(folder: &Path, args: &[&str], input: &[u8]) -> Vec<u8> {
     let mut child = Command::new(env!("CARGO_BIN_EXE_hymo"))

@@ -110,9 +110,11 @@ fn wrong_flags_are_wrong_usage() {
 fn version_and_help() {
     let version = stdout(&["--version"]);
     assert!(version.starts_with(concat!("hymo ", env!("CARGO_PKG_VERSION"), " (commit ")), "{version}");
-    let features = if cfg!(feature = "avx512") { ", features: rayon, avx512)" } else { ", features: rayon)" };
-    assert!(version.contains(features), "{version}");
-    assert!(stdout(&["--help"]).contains("Example: hymo inspect hymo-434m"));
+    let built =
+        [("rayon", cfg!(feature = "rayon")), ("avx512", cfg!(feature = "avx512")), ("cuda", cfg!(feature = "cuda"))];
+    let built: Vec<&str> = built.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+    assert!(version.contains(&format!(", features: {})", built.join(", "))), "{version}");
+    assert!(stdout(&["--help"]).contains("Example: hymo demo"));
     assert!(stdout(&["inspect", "--help"]).contains("hymo inspect configs/hymo-nano.toml --json"));
 }
 

@@ -2,8 +2,7 @@
 //!
 //! Nothing is timed before its operations have been checked: a wrong answer has no speed.
 
-mod ceilings;
-mod clock;
+mod decode;
 mod ops;
 mod train;
 
@@ -14,13 +13,15 @@ use hymo_ops::registry::OpInfo;
 use hymo_tensor::Ctx;
 
 use super::doctor::choose;
+use crate::threads::on_threads;
 
-/// Time operations or training steps on this machine
+/// Time operations, training steps or decoding on this machine
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   hymo bench ops
   hymo bench ops --op delta_rule --json
-  hymo bench train hymo-nano --batch 4 --len 512")]
+  hymo bench train hymo-nano --batch 4 --len 512
+  hymo bench decode hymo-434m --dtype bf16,int8")]
 pub struct Args {
     #[command(subcommand)]
     what: What,
@@ -30,9 +31,10 @@ pub struct Args {
 enum What {
     Ops(ops::Args),
     Train(train::Args),
+    Decode(decode::Args),
 }
 
-/// What both benches are told.
+/// What all benches are told.
 #[derive(clap::Args, Clone)]
 pub struct Common {
     /// Timed repetitions
@@ -57,40 +59,15 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let common = match &args.what {
         What::Ops(args) => &args.common,
         What::Train(args) => &args.common,
+        What::Decode(args) => &args.common,
     };
     let work = || match &args.what {
         What::Ops(args) => ops::run(args),
         What::Train(args) => train::run(args),
+        What::Decode(args) => decode::run(args),
     };
     let text = on_threads(common.threads, work)?;
     Ok(out.write_all(text.as_bytes())?)
-}
-
-#[cfg(feature = "rayon")]
-fn on_threads<T: Send>(threads: Option<u16>, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.map_or(0, usize::from)).build()?;
-    pool.install(work)
-}
-
-#[cfg(not(feature = "rayon"))]
-fn on_threads<T>(threads: Option<u16>, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
-    match threads {
-        None | Some(1) => work(),
-        Some(n) => {
-            Err(crate::exit::Usage(format!("--threads {n}: this hymo is built without the feature rayon")).into())
-        }
-    }
-}
-
-/// Worker threads that a bench runs on.
-#[cfg(feature = "rayon")]
-fn threads() -> usize {
-    rayon::current_num_threads()
-}
-
-#[cfg(not(feature = "rayon"))]
-fn threads() -> usize {
-    1
 }
 
 /// Fails unless the operations compute the right numbers here.

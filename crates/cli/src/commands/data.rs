@@ -2,7 +2,7 @@
 
 mod audit;
 mod info;
-mod prep;
+pub mod prep;
 mod verify;
 
 use std::io::Write;

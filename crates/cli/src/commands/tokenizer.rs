@@ -3,7 +3,7 @@
 mod decode;
 mod encode;
 mod info;
-mod train;
+pub mod train;
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};

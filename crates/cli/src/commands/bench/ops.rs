@@ -6,9 +6,9 @@ use hymo_ops::bench::{Bench, Product, Work};
 use hymo_tensor::Ctx;
 use serde_json::{Value, json};
 
-use super::ceilings::Ceilings;
-use super::clock::{self, Times};
 use super::{Common, checked, choose};
+use crate::ceilings::Ceilings;
+use crate::clock::{self, Times};
 
 /// Every operation at the sizes of a training step: time, FLOP/s, bytes/s, percent of what the machine can do
 #[derive(clap::Args)]

@@ -1,11 +1,12 @@
 //! `hymo data prep`: text to shards.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use hymo_data::manifest::{Manifest, Shaping};
 use hymo_data::prep::{Outcome, PrepOptions, Progress as Done, prepare};
 use hymo_data::source::Inputs;
+use hymo_tokenizer::Tokenizer;
 use serde_json::json;
 
 use crate::commands::tokenizer::{InputArgs, TokenizerFile};
@@ -75,14 +76,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let options = PrepOptions { shaping, threads: args.threads.unwrap_or(defaults.threads) };
     let inputs = Inputs::find(&args.inputs.input, args.inputs.stdin()).map_err(data_error)?;
     let (tokenizer, json) = args.tokenizer.load()?;
-    let mut progress = Progress::new("encoding", Unit::Bytes, Some(inputs.bytes()).filter(|&bytes| bytes > 0));
-    let mut last = Done::default();
-    let outcome = prepare(&inputs, (&tokenizer, &json), &args.output, &options, &mut |done| {
-        last = *done;
-        progress.set(done.read_bytes, || format!("({:.1} million tokens)", done.tokens as f64 / 1e6));
-    })
-    .map_err(data_error)?;
-    let seconds = progress.finish();
+    let Encoded { outcome, last, seconds } = encode(&inputs, (&tokenizer, &json), &args.output, &options)?;
     if args.json {
         let object = json!({
             "output": args.output,
@@ -96,6 +90,33 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         return Ok(writeln!(out, "{object:#}")?);
     }
     Ok(out.write_all(summary(args, &inputs, &outcome, &last, seconds).as_bytes())?)
+}
+
+/// What encoding came to.
+pub struct Encoded {
+    /// What the folder holds.
+    pub outcome: Outcome,
+    /// What was done this time.
+    pub last: Done,
+    /// How long that took.
+    pub seconds: f64,
+}
+
+/// Encodes inputs into a folder, with progress on standard error.
+pub fn encode(
+    inputs: &Inputs,
+    tokenizer: (&Tokenizer, &[u8]),
+    output: &Path,
+    options: &PrepOptions,
+) -> anyhow::Result<Encoded> {
+    let mut progress = Progress::new("encoding", Unit::Bytes, Some(inputs.bytes()).filter(|&bytes| bytes > 0));
+    let mut last = Done::default();
+    let outcome = prepare(inputs, tokenizer, output, options, &mut |done| {
+        last = *done;
+        progress.set(done.read_bytes, || format!("({:.1} million tokens)", done.tokens as f64 / 1e6));
+    })
+    .map_err(data_error)?;
+    Ok(Encoded { outcome, last, seconds: progress.finish() })
 }
 
 fn summary(args: &Args, inputs: &Inputs, outcome: &Outcome, last: &Done, seconds: f64) -> String {

@@ -5,6 +5,8 @@ use std::fmt::Write;
 use hymo_model::params::Part;
 use hymo_model::{Cost, ModelConfig};
 
+use crate::numbers::{bytes, grouped, or_more, short};
+
 /// A table: the first column to the left, the others to the right, two spaces between.
 struct Table {
     rows: Vec<Vec<String>>,
@@ -135,47 +137,8 @@ fn part(part: Part) -> &'static str {
     }
 }
 
-/// 433708992 as 433,708,992.
-fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::with_capacity(digits.len() * 4 / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
-/// 433708992 as 433.7M.
-fn short(n: u64) -> String {
-    let n = n as f64;
-    match n {
-        n if n >= 1e9 => format!("{:.2}B", n / 1e9),
-        n if n >= 1e6 => format!("{:.1}M", n / 1e6),
-        n if n >= 1e3 => format!("{:.1}K", n / 1e3),
-        n => n.to_string(),
-    }
-}
-
 fn mega(n: u64) -> String {
     format!("{}{:.2}", or_more(n), n as f64 / 1e6)
-}
-
-/// Before a figure that its type could not hold (see [`Cost`]).
-fn or_more(n: u64) -> &'static str {
-    if n == u64::MAX { "> " } else { "" }
-}
-
-/// 134217728 as 128.00 MiB.
-fn bytes(n: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let steps = (1..UNITS.len()).take_while(|&i| n >> (10 * i) > 0).count();
-    match steps {
-        0 => format!("{n} B"),
-        _ => format!("{}{:.2} {}", or_more(n), n as f64 / (1u64 << (10 * steps)) as f64, UNITS[steps]),
-    }
 }
 
 #[cfg(test)]
@@ -183,14 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_for_people() {
-        assert_eq!([0, 999, 1000, 433_708_992].map(grouped), ["0", "999", "1,000", "433,708,992"]);
-        assert_eq!([12, 1_500, 433_708_992, 1_127_342_016].map(short), ["12", "1.5K", "433.7M", "1.13B"]);
-        assert_eq!(
-            [0, 1023, 1024, 128 << 20, 8 << 30].map(bytes),
-            ["0 B", "1023 B", "1.00 KiB", "128.00 MiB", "8.00 GiB"]
-        );
-        assert_eq!(bytes(u64::MAX), "> 16777216.00 TiB");
+    fn millions() {
         assert_eq!((mega(1_500_000).as_str(), &mega(u64::MAX)[..3]), ("1.50", "> 1"));
     }
 }

@@ -58,14 +58,39 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         max_token_bytes: args.max_token_bytes,
         max_words: args.max_words,
     };
-    let mut trainer = Trainer::new(options).map_err(|e| data_error(e.into()))?;
     let inputs = Inputs::find(&args.inputs.input, args.inputs.stdin()).map_err(data_error)?;
     let read_options = ReadOptions { text_field: args.inputs.text_field.clone(), ..ReadOptions::default() };
+    let Learned { json, report, reading, merging } = learn(&inputs, &read_options, options)?;
+    hymo_data::write_whole(&args.output, &json)?;
+    if args.json {
+        let object =
+            json!({ "file": args.output, "report": report, "seconds": { "reading": reading, "merging": merging } });
+        return Ok(writeln!(out, "{object:#}")?);
+    }
+    Ok(out.write_all(summary(&report, args, reading, merging).as_bytes())?)
+}
+
+/// A vocabulary and what it took.
+pub struct Learned {
+    /// The bytes of tokenizer.json.
+    pub json: Vec<u8>,
+    /// What was read and learned.
+    pub report: Report,
+    /// Seconds of reading.
+    pub reading: f64,
+    /// Seconds of merging.
+    pub merging: f64,
+}
+
+/// Learns from inputs, with progress on standard error.
+pub fn learn(inputs: &Inputs, read_options: &ReadOptions, options: TrainOptions) -> anyhow::Result<Learned> {
+    let merges = options.vocab_size.saturating_sub(MIN_VOCAB) as u64;
+    let mut trainer = Trainer::new(options).map_err(|e| data_error(e.into()))?;
     let read = AtomicU64::new(0);
     let total = Some(inputs.bytes()).filter(|&bytes| bytes > 0);
     let mut progress = Progress::new("reading", Unit::Bytes, total);
-    let documents = Records::counting(&inputs, read_options.clone(), &read)
-        .map(|record| record.and_then(|record| record.text(&inputs, &read_options)))
+    let documents = Records::counting(inputs, read_options.clone(), &read)
+        .map(|record| record.and_then(|record| record.text(inputs, read_options)))
         .filter_map(Result::transpose);
     let mut text = 0;
     trainer
@@ -75,17 +100,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         })
         .map_err(data_error)?;
     let reading = progress.finish();
-    let mut progress = Progress::new("merging", Unit::Count, Some((args.vocab - MIN_VOCAB) as u64));
+    let mut progress = Progress::new("merging", Unit::Count, Some(merges));
     let (json, report) =
         trainer.finish(&mut |done, _| progress.set(done as u64, String::new)).map_err(|e| data_error(e.into()))?;
-    let merging = progress.finish();
-    hymo_data::write_whole(&args.output, &json)?;
-    if args.json {
-        let object =
-            json!({ "file": args.output, "report": report, "seconds": { "reading": reading, "merging": merging } });
-        return Ok(writeln!(out, "{object:#}")?);
-    }
-    Ok(out.write_all(summary(&report, args, reading, merging).as_bytes())?)
+    Ok(Learned { json, report, reading, merging: progress.finish() })
 }
 
 fn summary(report: &Report, args: &Args, reading: f64, merging: f64) -> String {

@@ -56,7 +56,7 @@ pub fn circumstances() -> Value {
         "command": command.join(" "),
         "processor": processor(),
         "cores": std::thread::available_parallelism().map_or(1, usize::from),
-        "threads": super::threads(),
+        "threads": crate::threads::threads(),
         "load_before": load(),
     })
 }
