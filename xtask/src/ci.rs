@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::{readme, tidy, wasm};
+use crate::{kernels, readme, tidy, wasm};
 
 struct Stage {
     name: &'static str,
@@ -22,6 +22,11 @@ const STAGES: &[Stage] = &[
     Stage { name: "long", what: "cargo test --workspace --test 'long_*'", run: long_stage },
     Stage { name: "docs", what: "RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps", run: docs_stage },
     Stage { name: "wasm", what: "cargo xtask wasm", run: |root| wasm::run(root, false) },
+    Stage {
+        name: "kernels",
+        what: "cargo xtask kernels sm_80 sm_90a",
+        run: |root| kernels::run(root, &kernels::Args::every_change()),
+    },
     Stage { name: "readme", what: "the commands of README.md", run: readme::run },
 ];
 

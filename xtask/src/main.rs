@@ -3,6 +3,8 @@
 
 mod bench;
 mod ci;
+mod device;
+mod kernels;
 mod readme;
 mod tidy;
 mod wasm;
@@ -41,6 +43,10 @@ enum Command {
   cargo xtask bench
   cargo xtask bench train --peer")]
     Bench(bench::Args),
+    /// Compile every CUDA kernel for every architecture, without a GPU, and print what each needs
+    Kernels(kernels::Args),
+    /// Gather what a GPU machine needs into a folder: programs, kernels, data, the script that runs there
+    Device(device::Args),
     /// Build the crates that must run in a browser for wasm32-unknown-unknown
     Wasm {
         /// Use Debian's rustc 1.85 even where rustup has the target: it is also our minimum Rust version
@@ -56,6 +62,8 @@ fn main() -> ExitCode {
         Command::Ci { list: true, .. } => ci::list().map(|()| true),
         Command::Ci { stages, .. } => ci::run(&root, &stages),
         Command::Bench(args) => bench::run(&root, &args).map(|()| true),
+        Command::Kernels(args) => kernels::run(&root, &args).map(|()| true),
+        Command::Device(args) => device::run(&root, &args).map(|()| true),
         Command::Wasm { debian } => wasm::run(&root, debian).map(|()| true),
     });
     match done {

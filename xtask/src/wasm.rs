@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 const TARGET: &str = "wasm32-unknown-unknown";
-const CRATES: &[&str] = &["hymo-tensor", "hymo-tape", "hymo-ops", "hymo-tokenizer", "hymo-model"];
+const CRATES: &[&str] = &["hymo-tensor", "hymo-tape", "hymo-ops", "hymo-tokenizer", "hymo-model", "hymo-infer"];
 /// rustup waits long where a firewall swallows its packets.
 const RUSTUP_PATIENCE: Duration = Duration::from_secs(90);
 
