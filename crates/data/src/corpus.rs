@@ -34,7 +34,9 @@ impl Dataset {
     pub fn open(folder: &Path, split: &str) -> Result<Self> {
         let manifest = Manifest::read(folder)?;
         let Some(entry) = manifest.split(split).filter(|split| split.tokens > 0) else {
-            return Err(Error::Empty { path: folder.to_owned(), split: split.to_owned() });
+            let there =
+                manifest.splits.iter().filter(|split| split.tokens > 0).map(|split| split.name.clone()).collect();
+            return Err(Error::Empty { path: folder.to_owned(), split: split.to_owned(), there });
         };
         let (mut shards, mut firsts, mut budget) = (Vec::new(), vec![0], ENDS_BYTES);
         for shard in &entry.shards {

@@ -21,14 +21,16 @@ pub enum Error {
     },
     /// The disk is full. What was finished before is intact.
     #[error(
-        "{}: the disk is full; free about {} MB there and run the same command again: finished shards are kept",
-        path.display(), needed.div_ceil(1_000_000)
+        "{}: the disk is full; free about {} MB there and run the same command again{}",
+        path.display(), needed.div_ceil(1_000_000), if *goes_on { ": finished shards are kept" } else { "" }
     )]
     Full {
         /// What was being written.
         path: PathBuf,
-        /// Bytes that one shard needs at most.
+        /// Bytes that it needs at most.
         needed: u64,
+        /// Whether the command then goes on where it was.
+        goes_on: bool,
     },
     /// An input that is not there, or a folder without text.
     #[error("{input}: {why}")]
@@ -105,12 +107,14 @@ pub enum Error {
         given: String,
     },
     /// No token to read.
-    #[error("{}: no tokens in the split {split:?}", path.display())]
+    #[error("{}: no tokens in the split {split:?}; {}", path.display(), splits(there))]
     Empty {
         /// The data folder.
         path: PathBuf,
-        /// Its split.
+        /// The split asked for.
         split: String,
+        /// Those that have tokens.
+        there: Vec<String>,
     },
     /// An option that cannot be.
     #[error("{option} is {got}, want {want}")]
@@ -142,6 +146,10 @@ pub enum Error {
     /// A thread could not be started, or ended before its time.
     #[error("a worker thread {0}")]
     Thread(String),
+}
+
+fn splits(there: &[String]) -> String {
+    if there.is_empty() { "none has any".to_owned() } else { format!("there are {}", there.join(", ")) }
 }
 
 impl Error {

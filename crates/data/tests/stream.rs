@@ -196,7 +196,10 @@ fn an_empty_split_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     drop(made::dataset(folder.path(), &documents(&[3], 0), 1));
     let error = Dataset::open(folder.path(), "val").unwrap_err();
-    assert!(matches!(error, Error::Empty { .. }) && error.to_string().contains("no tokens in the split \"val\""));
+    assert!(
+        matches!(error, Error::Empty { .. })
+            && error.to_string().contains("no tokens in the split \"val\"; there are train")
+    );
     let path = folder.path().join("manifest.json");
     let mut manifest = hymo_data::manifest::Manifest::read(folder.path()).unwrap();
     manifest.splits[0] =

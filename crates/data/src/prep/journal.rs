@@ -168,7 +168,7 @@ impl Journal {
         let mut line = serde_json::to_vec(value).expect("invariant: journal lines have string keys only");
         line.push(b'\n');
         let written = self.file.write_all(&line).and_then(|()| self.file.sync_data());
-        written.map_err(|e| failed(&self.path, line.len() as u64, e))
+        written.map_err(|e| failed(&self.path, line.len() as u64, true, e))
     }
 }
 

@@ -157,7 +157,7 @@ impl ShardWriter {
     }
 
     fn failed(&self, error: io::Error) -> Error {
-        failed(&self.temporary, self.most_bytes, error)
+        failed(&self.temporary, self.most_bytes, true, error)
     }
 }
 
@@ -171,9 +171,12 @@ impl Drop for ShardWriter {
     }
 }
 
-pub(crate) fn failed(path: &Path, needed: u64, error: io::Error) -> Error {
+/// `goes_on`: the command that writes finds what it has finished when it runs again.
+pub(crate) fn failed(path: &Path, needed: u64, goes_on: bool, error: io::Error) -> Error {
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::Full { path: path.to_owned(), needed },
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            Error::Full { path: path.to_owned(), needed, goes_on }
+        }
         _ => Error::Io { action: "write", path: path.to_owned(), source: error },
     }
 }
@@ -209,6 +212,10 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
         file.write_all(bytes)?;
         file.sync_all()
     });
-    written.and_then(|()| fs::rename(&temporary, path)).map_err(|e| failed(&temporary, bytes.len() as u64, e))?;
+    written.and_then(|()| fs::rename(&temporary, path)).map_err(|e| {
+        // What is half written only takes space.
+        let _ = fs::remove_file(&temporary);
+        failed(path, bytes.len() as u64, false, e)
+    })?;
     sync_folder(path)
 }

@@ -1,8 +1,8 @@
 //! What the demo reads: text of the caller's, or the crate sources that every build of HyMo leaves on the machine.
 
 use std::env;
-use std::fs;
-use std::io::Write;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -66,38 +66,54 @@ pub fn of_crates() -> anyhow::Result<Text> {
 /// The caller's text. Few documents are cut into pieces between paragraphs, which are written to `pieces`.
 pub fn of_paths(paths: &[String], pieces: &Path) -> anyhow::Result<Text> {
     let inputs = Inputs::find(paths, Format::Text).map_err(data_error)?;
-    let Some(documents) = few(&inputs)? else {
+    let Some(total) = few(&inputs)? else {
         let what = format!("{} of yours", files(&inputs));
         return Ok(Text { inputs, what, held_out: 0.04 });
     };
-    let mut lines = Vec::new();
-    let total: usize = documents.iter().map(Vec::len).sum();
-    let least = (total / PIECES).clamp(*PIECE.start(), *PIECE.end());
-    for document in &documents {
-        for piece in cut(document, least) {
-            // JSON is text. Bytes that are none would come back as themselves from shards, but not from here.
-            serde_json::to_writer(&mut lines, &serde_json::json!({ "text": String::from_utf8_lossy(piece) }))?;
-            lines.write_all(b"\n")?;
-        }
+    if total == 0 {
+        return Err(Usage(format!("{}: no text in it", paths.join(", "))).into());
     }
-    let what =
-        format!("{} of yours, cut into {} pieces", files(&inputs), lines.iter().filter(|&&b| b == b'\n').count());
-    hymo_data::write_whole(pieces, &lines).map_err(data_error)?;
+    let least = (total / PIECES).clamp(*PIECE.start(), *PIECE.end());
+    let count = write_pieces(&inputs, least, pieces).with_context(|| pieces.display().to_string())?;
+    let what = format!("{} of yours, cut into {count} pieces", files(&inputs));
     let path = pieces.to_str().context("the folder's name is not UTF-8")?.to_owned();
     Ok(Text { inputs: Inputs::find(&[path], Format::Text).map_err(data_error)?, what, held_out: 0.1 })
 }
 
-/// The documents, unless there are [`FEW`] or more.
-fn few(inputs: &Inputs) -> anyhow::Result<Option<Vec<Vec<u8>>>> {
-    let options = ReadOptions::default();
-    let mut documents = Vec::new();
-    for record in Records::new(inputs, options.clone()) {
-        documents.extend(record.and_then(|record| record.text(inputs, &options)).map_err(data_error)?);
-        if documents.len() >= FEW {
+/// The documents one after the other: a book of a gigabyte is in memory once, and only while it is read.
+fn documents<'a>(inputs: &'a Inputs, options: &'a ReadOptions) -> impl Iterator<Item = anyhow::Result<Vec<u8>>> + 'a {
+    let texts = Records::new(inputs, options.clone()).map(|record| record.and_then(|r| r.text(inputs, options)));
+    texts.filter_map(|text| text.map_err(data_error).transpose())
+}
+
+/// The bytes of all documents, unless there are [`FEW`] or more.
+fn few(inputs: &Inputs) -> anyhow::Result<Option<usize>> {
+    let (options, mut total) = (ReadOptions::default(), 0);
+    for (n, document) in documents(inputs, &options).enumerate() {
+        total += document?.len();
+        if n + 1 >= FEW {
             return Ok(None);
         }
     }
-    Ok(Some(documents))
+    Ok(Some(total))
+}
+
+/// Writes the pieces of the documents, a line of JSON each, and gives their number. Whole or not at all: a folder half
+/// written would be taken for the text when the demo goes on.
+fn write_pieces(inputs: &Inputs, least: usize, to: &Path) -> anyhow::Result<u64> {
+    let (options, mut count, half) = (ReadOptions::default(), 0, to.with_extension("tmp"));
+    let mut lines = BufWriter::new(File::create(&half)?);
+    for document in documents(inputs, &options) {
+        for piece in cut(&document?, least) {
+            // JSON is text. Bytes that are none would come back as themselves from shards, but not from here.
+            serde_json::to_writer(&mut lines, &serde_json::json!({ "text": String::from_utf8_lossy(piece) }))?;
+            lines.write_all(b"\n")?;
+            count += 1;
+        }
+    }
+    lines.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
+    fs::rename(&half, to)?;
+    Ok(count)
 }
 
 fn files(inputs: &Inputs) -> String {
