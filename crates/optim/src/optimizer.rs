@@ -108,6 +108,13 @@ impl Optimizer {
         &self.groups
     }
 
+    /// Bytes that a step works in, beside the state: the matrices that are orthogonalised at once.
+    #[must_use]
+    pub fn scratch_bytes(&self) -> u64 {
+        let of = |wave: &std::ops::Range<usize>| self.blocks[wave.clone()].iter().map(Matrix::elements).sum::<usize>();
+        (self.waves.iter().map(of).max().unwrap_or(0) * self.state.dtype().size()) as u64
+    }
+
     /// Steps taken, refused ones not counted.
     #[must_use]
     pub fn steps(&self) -> u64 {

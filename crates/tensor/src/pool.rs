@@ -36,21 +36,30 @@ pub struct PoolStats {
     pub fresh: usize,
 }
 
-/// Rounds up to three significant bits: at most 1/4 is wasted, and near sizes share buffers.
+/// Rounds up to five significant bits: at most 1/16 is wasted, and near sizes share buffers.
 fn capacity(len: usize) -> usize {
-    let step = (len.max(1).next_power_of_two() / 8).max(16);
+    let step = (len.max(1).next_power_of_two() / 32).max(16);
     len.max(1).div_ceil(step) * step
+}
+
+/// The largest buffer that serves a capacity: a quarter more, so that what one phase of a step leaves free serves the next.
+fn serves(cap: usize) -> usize {
+    cap + cap / 4
 }
 
 impl Pool {
     pub(crate) fn take<T: Element>(self: &Arc<Self>, len: usize) -> Buf<T> {
         let cap = capacity(len);
-        let found = T::shelf(self).lock().unwrap_or_else(PoisonError::into_inner).get_mut(&cap).and_then(Vec::pop);
+        let found = {
+            let mut shelf = T::shelf(self).lock().unwrap_or_else(PoisonError::into_inner);
+            shelf.range_mut(cap..=serves(cap)).find_map(|(_, free)| free.pop())
+        };
         let data = found.unwrap_or_else(|| {
             self.fresh.fetch_add(cap * size_of::<T>(), Relaxed);
             vec![T::default(); cap]
         });
-        let live = self.live.fetch_add(cap * size_of::<T>(), Relaxed) + cap * size_of::<T>();
+        let held = data.len() * size_of::<T>();
+        let live = self.live.fetch_add(held, Relaxed) + held;
         self.peak.fetch_max(live, Relaxed);
         self.asked.fetch_add(len * size_of::<T>(), Relaxed);
         Buf { data, len, pool: Some(Arc::clone(self)) }

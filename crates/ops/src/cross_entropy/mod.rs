@@ -37,6 +37,12 @@ pub struct Args {
     pub soft_cap: Option<f64>,
 }
 
+/// Bytes of the logits that stand at once on the processor's fast path, of so many tokens by a vocabulary of `v`.
+#[must_use]
+pub fn logits_bytes(tokens: usize, v: usize) -> u64 {
+    (tokens.min(fast::chunk_rows(v)) as u64).saturating_mul(4 * v as u64)
+}
+
 /// Sums over the valid targets, unweighted: for reports.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Stats {
