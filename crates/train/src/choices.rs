@@ -45,6 +45,8 @@ pub struct Answer {
     pub likeliest_by_length: usize,
     /// Whether the context had to lose its beginning.
     pub cut: bool,
+    /// Whether an ending alone is longer than the model's context.
+    pub beyond: bool,
 }
 
 /// How many answers were right.
@@ -58,6 +60,8 @@ pub struct Tally {
     pub right_by_length: u64,
     /// Contexts that lost their beginning.
     pub cut: u64,
+    /// Questions with an ending longer than the model's context.
+    pub beyond: u64,
 }
 
 impl Tally {
@@ -67,6 +71,7 @@ impl Tally {
         self.right += u64::from(answer.likeliest == question.answer);
         self.right_by_length += u64::from(answer.likeliest_by_length == question.answer);
         self.cut += u64::from(answer.cut);
+        self.beyond += u64::from(answer.beyond);
     }
 
     /// Share right, by likelihood; NaN without questions.
@@ -112,7 +117,7 @@ pub fn read(path: &Path) -> Result<Vec<Question>, Error> {
         if line.trim_ascii().is_empty() {
             continue;
         }
-        let question: Question = serde_json::from_slice(&line).map_err(|e| wrong(number, e.to_string()))?;
+        let question: Question = serde_json::from_slice(&line).map_err(|e| wrong(number, at_column(&e)))?;
         question.check().map_err(|problem| wrong(number, problem))?;
         questions.push(question);
     }
@@ -120,6 +125,13 @@ pub fn read(path: &Path) -> Result<Vec<Question>, Error> {
         return Err(wrong(1, "no question in it".to_owned()));
     }
     Ok(questions)
+}
+
+/// A JSON error without its line, which is always 1 here: the file's line is told before it.
+fn at_column(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let bare = text.rsplit_once(" at line ").map_or(text.as_str(), |(bare, _)| bare);
+    format!("{bare} at column {}", error.column())
 }
 
 impl Question {
@@ -170,7 +182,14 @@ pub fn answer(
         });
     }
     let each = logprobs.iter().zip(&question.choices).map(|(logprob, choice)| logprob / choice.len() as f64);
-    Ok(Answer { likeliest: largest(logprobs.iter().copied()), likeliest_by_length: largest(each), logprobs, cut })
+    let beyond = longest > net.config().context_length;
+    Ok(Answer {
+        beyond,
+        likeliest: largest(logprobs.iter().copied()),
+        likeliest_by_length: largest(each),
+        logprobs,
+        cut,
+    })
 }
 
 /// The end of a context, for a message.

@@ -37,11 +37,15 @@ impl Model {
             return Model::of(ctx, Checkpoint::open(path)?, Vec::new());
         }
         let dir = path.join("checkpoints");
-        let found = if dir.is_dir() { checkpoint::newest(&dir)? } else { return Err(no_model(path)) };
+        let begun = dir.is_dir() || path.join("run.toml").is_file();
+        let found = if begun { checkpoint::newest(&dir)? } else { return Err(no_model(path)) };
         let problems: Vec<String> = found.refused.iter().map(|(_, error)| error.to_string()).collect();
         match found.checkpoint {
             Some(checkpoint) => Model::of(ctx, checkpoint, problems),
-            None if problems.is_empty() => Err(no_model(path)),
+            None if problems.is_empty() => Err(unreadable(
+                path,
+                "a run without a checkpoint yet: the first is written after checkpoint.every steps, or when it is stopped",
+            )),
             None => Err(Error::NoneVerifies { dir, problems: problems.join("; ") }),
         }
     }
@@ -73,6 +77,10 @@ pub(crate) fn fits(tokenizer: Option<&Tokenizer>, model: &ModelConfig) -> Result
 fn no_model(path: &Path) -> Error {
     let reason = "no model: neither a run's folder (with checkpoints/), nor a checkpoint (with manifest.json), nor an \
                   exported folder (with config.json)";
+    unreadable(path, reason)
+}
+
+fn unreadable(path: &Path, reason: &str) -> Error {
     checkpoint::Error::Unreadable { path: path.to_owned(), reason: reason.to_owned() }.into()
 }
 

@@ -72,8 +72,12 @@ pub(crate) struct Saved {
 
 impl Saved {
     pub fn of(checkpoint: &Checkpoint) -> Result<Self, Error> {
-        serde_json::from_value(checkpoint.state().clone())
-            .map_err(|e| Error::State { path: checkpoint.path().to_owned(), problem: e.to_string() })
+        let wrong = |problem: String| Error::State { path: checkpoint.path().to_owned(), problem };
+        let saved: Saved = serde_json::from_value(checkpoint.state().clone()).map_err(|e| wrong(e.to_string()))?;
+        if saved.state.step != checkpoint.step() {
+            return Err(wrong(format!("loop.step is {}, the manifest's {}", saved.state.step, checkpoint.step())));
+        }
+        Ok(saved)
     }
 }
 
@@ -128,6 +132,12 @@ impl Trainer {
             params,
             corpus,
         })
+    }
+
+    /// What computes.
+    #[must_use]
+    pub fn ctx(&self) -> &Ctx {
+        &self.ctx
     }
 
     /// The run's configuration.

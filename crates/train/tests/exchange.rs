@@ -140,6 +140,14 @@ fn a_load_is_all_or_an_error() {
     assert!(fewer.contains("tensors that this model does not have, the first \"mtp.1"), "{fewer}");
     let other = error(&|out| fs::write(out.join("config.json"), "{\"model_type\": \"llama\"}").unwrap());
     assert!(other.contains("config.json"), "{other}");
+    let kept = export(&model, &out, Precision::F32).unwrap_err().to_string();
+    assert!(kept.contains("config.json: belongs to something else"), "{kept}");
+    fs::remove_file(out.join("config.json")).unwrap();
+    // A kill in the middle of a write: neither a model, nor in the way of the next export.
+    fs::write(out.join("model.safetensors.tmp"), "half").unwrap();
+    assert!(load(&ctx, &out).is_err());
+    export(&model, &out, Precision::F32).unwrap();
+    assert!(load(&ctx, &out).is_ok() && !out.join("model.safetensors.tmp").exists());
     fs::write(out.join("notes.txt"), "mine").unwrap();
     let foreign = export(&model, &out, Precision::F32).unwrap_err().to_string();
     assert!(foreign.contains("holds \"notes.txt\", which is no part of an export"), "{foreign}");

@@ -50,7 +50,7 @@ fn config(data: &str) -> RunConfig {
 
 fn options(dir: &Path, resume: Resume) -> RunOptions {
     let (name, version) = ("test".to_owned(), "0".to_owned());
-    RunOptions { dir: dir.join("run"), resume, name, version, peak_flops: Some(1e11), profile: None }
+    RunOptions { dir: dir.join("run"), resume, name, version, peak_flops: Some(1e11), profile: None, dry: false }
 }
 
 /// Keeps the records and leaves before step `until`.
@@ -144,6 +144,28 @@ fn stopped_and_gone_on_with_equals_straight_through() {
         config
     );
     assert!(dir.path().join("run/tokenizer.json").is_file());
+}
+
+/// What is only looked at leaves no trace, and is refused while somebody trains there.
+#[test]
+fn a_dry_run_writes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ctx, config) = (Ctx::cpu(), config(&data(dir.path())));
+    let dry = || RunOptions { dry: true, ..options(dir.path(), Resume::Auto) };
+    let mut looked = Run::open(&ctx, &config, dry()).unwrap();
+    assert_eq!(looked.trainer().state().step, 0);
+    assert!(looked.go(&mut ()).unwrap_err().to_string().contains("for a run that trains"));
+    assert!(!dir.path().join("run").exists());
+
+    let mut run = Run::open(&ctx, &config, options(dir.path(), Resume::Auto)).unwrap();
+    assert!(Run::open(&ctx, &config, dry()).unwrap_err().to_string().contains("in use"));
+    run.go(&mut Listener { until: Some(3), ..Listener::default() }).unwrap();
+    drop(run);
+    let files = || std::fs::read_dir(dir.path().join("run")).unwrap().map(|e| e.unwrap()).collect::<Vec<_>>();
+    let times = || files().iter().map(|e| (e.path(), e.metadata().unwrap().modified().unwrap())).collect::<Vec<_>>();
+    let before = times();
+    assert_eq!(Run::open(&ctx, &config, dry()).unwrap().trainer().state().step, 3);
+    assert_eq!(times(), before);
 }
 
 /// What a person looks at is there while the run goes on, and neither of it is needed for the run.

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
+use xxhash_rust::xxh3::xxh3_128;
 
 /// A checkpoint's contents.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -22,6 +23,8 @@ pub struct Manifest {
     pub tensors: BTreeMap<String, TensorEntry>,
     /// By name, inside the folder.
     pub files: BTreeMap<String, FileEntry>,
+    /// XXH3, 128 bits, in hexadecimal, of all that is above: of its compact JSON with this field empty.
+    pub xxh3: String,
 }
 
 /// What a tensor's elements are: never less than 32 bits, whatever a run computes in (HAZARD 5, 6).
@@ -81,8 +84,32 @@ impl Manifest {
             return Err(Error::unreadable(&file, format!("format {}, this program reads {FORMAT}", json["format"])));
         }
         let manifest: Manifest = serde_json::from_value(json).map_err(|e| Error::unreadable(&file, e.to_string()))?;
+        let (found, expected) = (manifest.sum(), manifest.xxh3.clone());
+        if found != expected {
+            return Err(Error::Corrupt { path: file, what: "checksum", found, expected });
+        }
+        // Copied under another step's name, it would go before or behind what it should.
+        let named = path.file_name().and_then(|name| name.to_str()?.strip_prefix("step-")?.parse().ok());
+        if let Some(named) = named.filter(|&named: &u64| named != manifest.step) {
+            let why = format!("it is of step {}, its folder is named for step {named}", manifest.step);
+            return Err(Error::unreadable(&file, why));
+        }
         manifest.check(&file)?;
         Ok(manifest)
+    }
+
+    /// The checksum of everything but the checksum. The numbers of a state read back as they were written (`float_roundtrip`),
+    /// and maps are sorted, so that the same contents are the same text.
+    fn sum(&self) -> String {
+        let bare = Manifest { xxh3: String::new(), ..self.clone() };
+        format!("{:032x}", xxh3_128(&serde_json::to_vec(&bare).unwrap_or_default()))
+    }
+
+    /// The same with its checksum, whatever stood there.
+    #[must_use]
+    pub fn sealed(mut self) -> Self {
+        self.xxh3 = self.sum();
+        self
     }
 
     fn check(&self, path: &Path) -> Result<()> {

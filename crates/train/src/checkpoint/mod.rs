@@ -5,7 +5,7 @@
 //!   step-1000/
 //!     rank00000.safetensors   the tensors this rank wrote
 //!     manifest.json           every tensor's global shape and pieces, every file's size and checksum, configuration,
-//!                             and the loop's state: step, position in the data, schedule, generators
+//!                             the loop's state (step, position in the data, schedule, generators), and its own checksum
 //! ```
 //!
 //! A folder is written under another name, its files and itself are made durable, the manifest comes last, and only then is
@@ -25,7 +25,7 @@ pub use error::Error;
 pub use keep::Keep;
 pub use manifest::{Chunk, FileEntry, Manifest, Numbers, TensorEntry};
 pub use read::{Checkpoint, Found, newest};
-pub use save::Saver;
+pub use save::{Saved, Saver};
 pub use write::{Snapshot, write};
 
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 type Result<T> = std::result::Result<T, Error>;
 
 /// The version of the format that this code writes and the only one that it reads.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 const MANIFEST: &str = "manifest.json";
 

@@ -3,6 +3,7 @@
 use super::{Error, Keep, Result, Snapshot, write};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// Writes one snapshot at a time on a thread of its own. A failure comes to light at the next call, and never costs an
 /// earlier checkpoint: old ones are only removed after a new one is complete.
@@ -10,7 +11,16 @@ use std::thread::JoinHandle;
 pub struct Saver {
     dir: PathBuf,
     keep: Keep,
-    running: Option<JoinHandle<Result<PathBuf>>>,
+    running: Option<JoinHandle<Result<Saved>>>,
+}
+
+/// A checkpoint that is complete.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Saved {
+    /// Its folder.
+    pub path: PathBuf,
+    /// Seconds from the beginning of the write to its end.
+    pub seconds: f64,
 }
 
 impl Saver {
@@ -21,28 +31,31 @@ impl Saver {
     }
 
     /// Waits for the snapshot before, then starts to write this one. `best` is the step of the best evaluation so far.
-    /// Gives the path of the one before.
+    /// Gives the one before.
     ///
     /// # Errors
     /// What went wrong with the snapshot before; this one is then not written.
-    pub fn save(&mut self, snapshot: Snapshot, best: Option<u64>) -> Result<Option<PathBuf>> {
+    pub fn save(&mut self, snapshot: Snapshot, best: Option<u64>) -> Result<Option<Saved>> {
         let before = self.wait()?;
         let (dir, keep) = (self.dir.clone(), self.keep);
         let work = move || {
+            let begun = Instant::now();
             let path = write(&dir, &snapshot)?;
+            // The copy's memory is free again before anything else is done.
+            drop(snapshot);
             keep.apply(&dir, best)?;
-            Ok(path)
+            Ok(Saved { path, seconds: begun.elapsed().as_secs_f64() })
         };
         let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(work);
         self.running = Some(thread.map_err(|e| Error::io("start a thread for", &self.dir, e))?);
         Ok(before)
     }
 
-    /// Waits until nothing is being written. Gives the path of what was.
+    /// Waits until nothing is being written. Gives what was.
     ///
     /// # Errors
     /// What went wrong.
-    pub fn wait(&mut self) -> Result<Option<PathBuf>> {
+    pub fn wait(&mut self) -> Result<Option<Saved>> {
         let Some(thread) = self.running.take() else { return Ok(None) };
         match thread.join() {
             Ok(done) => done.map(Some),

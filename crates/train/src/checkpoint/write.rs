@@ -28,8 +28,30 @@ pub struct Snapshot {
 struct Held {
     name: String,
     shape: Vec<usize>,
-    dtype: Dtype,
-    bytes: Vec<u8>,
+    values: Values,
+}
+
+/// In the type that they had, so that taking them is one copy.
+#[derive(Debug, Clone)]
+enum Values {
+    F32(Vec<f32>),
+    I32(Vec<i32>),
+}
+
+impl Values {
+    fn dtype(&self) -> Dtype {
+        match self {
+            Values::F32(_) => Dtype::F32,
+            Values::I32(_) => Dtype::I32,
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Values::F32(values) => bytemuck::cast_slice(values),
+            Values::I32(values) => bytemuck::cast_slice(values),
+        }
+    }
 }
 
 impl Snapshot {
@@ -44,18 +66,18 @@ impl Snapshot {
     /// # Errors
     /// Another dtype.
     pub fn add(&mut self, name: impl Into<String>, tensor: &Tensor) -> Result<()> {
-        let (dtype, bytes) = match tensor.dtype() {
-            DType::I32 => (Dtype::I32, bytemuck::cast_slice(&tensor.to_vec::<i32>()?).to_vec()),
-            _ => (Dtype::F32, bytemuck::cast_slice(&tensor.to_vec::<f32>()?).to_vec()),
+        let values = match tensor.dtype() {
+            DType::I32 => Values::I32(tensor.to_vec()?),
+            _ => Values::F32(tensor.to_vec()?),
         };
-        self.tensors.push(Held { name: name.into(), shape: tensor.dims().to_vec(), dtype, bytes });
+        self.tensors.push(Held { name: name.into(), shape: tensor.dims().to_vec(), values });
         Ok(())
     }
 
     /// Bytes of all tensors.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.tensors.iter().map(|held| held.bytes.len() as u64).sum()
+        self.tensors.iter().map(|held| held.values.bytes().len() as u64).sum()
     }
 }
 
@@ -85,7 +107,7 @@ fn fill(to: &Path, snapshot: &Snapshot) -> Result<()> {
     let name = "rank00000.safetensors".to_owned();
     let file = to.join(&name);
     let views = snapshot.tensors.iter().map(|held| {
-        let view = TensorView::new(held.dtype, held.shape.clone(), &held.bytes);
+        let view = TensorView::new(held.values.dtype(), held.shape.clone(), held.values.bytes());
         Ok((held.name.as_str(), view.map_err(|e| Error::unreadable(&file, e.to_string()))?))
     });
     let views = views.collect::<Result<Vec<_>>>()?;
@@ -97,7 +119,7 @@ fn fill(to: &Path, snapshot: &Snapshot) -> Result<()> {
     let entry = |held: &Held| {
         let shape = held.shape.clone();
         let chunk = Chunk { file: name.clone(), offset: vec![0; shape.len()], shape: shape.clone() };
-        let dtype = if held.dtype == Dtype::I32 { Numbers::I32 } else { Numbers::F32 };
+        let dtype = if held.values.dtype() == Dtype::I32 { Numbers::I32 } else { Numbers::F32 };
         (held.name.clone(), TensorEntry { dtype, shape, chunks: vec![chunk] })
     };
     let manifest = Manifest {
@@ -107,7 +129,9 @@ fn fill(to: &Path, snapshot: &Snapshot) -> Result<()> {
         state: snapshot.state.clone(),
         tensors: snapshot.tensors.iter().map(entry).collect(),
         files: BTreeMap::from([(name.clone(), measure(&file)?)]),
+        xxh3: String::new(),
     };
+    let manifest = manifest.sealed();
     let (path, text) = (to.join(MANIFEST), serde_json::to_string_pretty(&manifest).unwrap_or_default());
     let written = File::create(&path).and_then(|mut f| f.write_all(text.as_bytes()).and_then(|()| f.sync_all()));
     written.map_err(|e| Error::io("write", &path, e))?;

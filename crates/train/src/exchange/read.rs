@@ -119,7 +119,14 @@ fn config(source: &Source<'_>) -> Result<(ModelConfig, u64), Error> {
         return Ok((config.clone(), 0));
     }
     let path = source.dir.join(CONFIG);
-    let json = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
+    let json = fs::read(&path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::Config {
+            field: "config",
+            found: format!("no {CONFIG} in {}", source.dir.display()),
+            expected: "one there, or the model's configuration (hymo import --config)".to_owned(),
+        },
+        _ => Error::io("read", &path, e),
+    })?;
     let config: Config = serde_json::from_slice(&json).map_err(|e| unreadable(&path, e.to_string()))?;
     if config.model_type != "hymo" {
         return Err(unreadable(&path, format!("model_type is \"{}\", expected \"hymo\"", config.model_type)));

@@ -27,18 +27,8 @@ pub enum Precision {
 /// # Errors
 /// A folder that holds something else; what the file system says; a file that does not read back as it was written.
 pub fn export(model: &Model, dir: &Path, precision: Precision) -> Result<u64, Error> {
-    let foreign = |name: &str| ![CONFIG, TENSORS, hymo_data::prep::TOKENIZER].contains(&name);
     fs::create_dir_all(dir).map_err(|e| Error::io("make the folder", dir, e))?;
-    let entries = fs::read_dir(dir).map_err(|e| Error::io("read", dir, e))?;
-    for entry in entries.flatten() {
-        if foreign(&entry.file_name().to_string_lossy()) {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            return Err(unreadable(
-                dir,
-                format!("holds \"{name}\", which is no part of an export; choose an empty folder"),
-            ));
-        }
-    }
+    refuse_foreign(dir)?;
     let held = tensors(model, precision)?;
     let views = held.iter().map(|t| {
         let view = TensorView::new(t.dtype, t.shape.clone(), &t.bytes);
@@ -47,6 +37,12 @@ pub fn export(model: &Model, dir: &Path, precision: Precision) -> Result<u64, Er
     let views = views.collect::<Result<Vec<_>, _>>()?;
     let about = HashMap::from([("format".to_owned(), "pt".to_owned()), ("model_type".to_owned(), "hymo".to_owned())]);
     let bytes = safetensors::serialize(views, Some(about)).map_err(|e| unreadable(dir, e.to_string()))?;
+    // The configuration goes first and comes last: without it the folder is no model, so a kill in between leaves none
+    // rather than one half of each.
+    let config = dir.join(CONFIG);
+    if config.is_file() {
+        fs::remove_file(&config).map_err(|e| Error::io("remove", &config, e))?;
+    }
     write_whole(&dir.join(TENSORS), &bytes)?;
     let tokenizer = dir.join(hymo_data::prep::TOKENIZER);
     match &model.tokenizer {
@@ -66,6 +62,29 @@ pub fn export(model: &Model, dir: &Path, precision: Precision) -> Result<u64, Er
     write_whole(&dir.join(CONFIG), &json)?;
     compare(model, dir, precision)?;
     Ok(bytes.len() as u64)
+}
+
+/// Fails where something would be lost that is no part of an export: by its name, or by what its `config.json` says.
+fn refuse_foreign(dir: &Path) -> Result<(), Error> {
+    let ours = [CONFIG, TENSORS, hymo_data::prep::TOKENIZER];
+    for entry in fs::read_dir(dir).map_err(|e| Error::io("read", dir, e))?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // `.tmp`: what a kill left of a write.
+        if !ours.contains(&name.strip_suffix(".tmp").unwrap_or(&name)) {
+            let what = format!("holds \"{name}\", which is no part of an export; choose an empty folder");
+            return Err(unreadable(dir, what));
+        }
+    }
+    let path = dir.join(CONFIG);
+    let Ok(json) = fs::read(&path) else { return Ok(()) };
+    let json: serde_json::Value = serde_json::from_slice(&json).unwrap_or_default();
+    if json["model_type"] != "hymo" {
+        return Err(unreadable(
+            &path,
+            "belongs to something else (its model_type is not \"hymo\"); choose an empty folder",
+        ));
+    }
+    Ok(())
 }
 
 struct Held {

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use hymo_data::corpus::{Corpus, Dataset, Weighted};
-use hymo_data::manifest::Manifest;
+use hymo_data::manifest::{MANIFEST, Manifest};
 use hymo_data::prep::TOKENIZER;
 use hymo_model::config::DataConfig;
 use hymo_tokenizer::Tokenizer;
@@ -19,7 +19,13 @@ pub fn corpus(data: &DataConfig) -> Result<Arc<Corpus>, Error> {
         return Err(Error::Config { field: "data.shards", found: "[]".to_owned(), expected });
     }
     let open = |(i, folder): (usize, &String)| -> Result<Weighted, Error> {
-        let dataset = Dataset::open(Path::new(folder), "train")?;
+        let path = Path::new(folder);
+        if !path.join(MANIFEST).is_file() {
+            let there = if path.is_dir() { "no folder of shards" } else { "not there" };
+            let expected = "folders that `hymo data prep` wrote".to_owned();
+            return Err(Error::Config { field: "data.shards", found: format!("\"{folder}\", {there}"), expected });
+        }
+        let dataset = Dataset::open(path, "train")?;
         let weight = data.weights.get(i).copied().unwrap_or(dataset.tokens() as f64);
         Ok(Weighted { dataset, weight })
     };

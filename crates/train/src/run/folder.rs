@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub(super) struct Folder {
     dir: PathBuf,
-    _lock: File,
+    _lock: Option<File>,
 }
 
 impl Folder {
@@ -29,6 +29,14 @@ impl Folder {
         let lock = File::options().create(true).truncate(false).write(true).open(&path);
         let lock = lock.map_err(|e| Error::io("open", &path, e))?;
         hold(&lock, dir)?;
+        Ok(Folder { dir: dir.to_owned(), _lock: Some(lock) })
+    }
+
+    /// The folder as it is, if it is there: nothing is made. One that is in use is refused all the same, since what is not
+    /// finished in it would look like a kill's remains.
+    pub fn look(dir: &Path) -> Result<Self, Error> {
+        let lock = File::options().write(true).open(dir.join("run.lock")).ok();
+        lock.iter().try_for_each(|lock| hold(lock, dir))?;
         Ok(Folder { dir: dir.to_owned(), _lock: lock })
     }
 

@@ -49,6 +49,8 @@ pub struct RunOptions {
     pub peak_flops: Option<f64>,
     /// Steps to trace.
     pub profile: Option<ProfileOptions>,
+    /// The run is only looked at: its folder is neither made nor written to, and [`Run::go`] is refused.
+    pub dry: bool,
 }
 
 impl RunOptions {
@@ -63,6 +65,7 @@ impl RunOptions {
             version,
             peak_flops: None,
             profile: None,
+            dry: false,
         }
     }
 
@@ -113,10 +116,12 @@ pub struct Run {
     options: RunOptions,
     trainer: Trainer,
     tokenizer: Arc<Tokenizer>,
+    /// The tokenizer's file.
+    json: Vec<u8>,
     bytes: TokenBytes,
     held_out: Vec<Arc<Corpus>>,
-    log: Log,
-    views: Views,
+    /// Open from the first record on.
+    written: Option<(Log, Views)>,
     saver: Saver,
     /// The step of the newest checkpoint in the folder.
     saved: Option<u64>,
@@ -177,6 +182,7 @@ impl Run {
         if self.trainer.done() {
             return Ok(Ending::WasFinished);
         }
+        self.write_down()?;
         let start = self.start()?;
         self.put(Record::Start(start), watch)?;
         for note in std::mem::take(&mut self.notes) {
@@ -187,9 +193,27 @@ impl Run {
         if let Err(error) = &done {
             self.note(error.to_string(), watch)?;
         }
-        self.views.finish().map_or(Ok(()), |text| self.note(text, watch))?;
+        let complaint = self.written.as_mut().and_then(|(_, views)| views.finish());
+        complaint.map_or(Ok(()), |text| self.note(text, watch))?;
         self.saver.wait()?;
         done
+    }
+
+    /// Makes the files of the folder, or takes them up.
+    fn write_down(&mut self) -> Result<(), Error> {
+        if self.options.dry {
+            return Err(Error::Config {
+                field: "dry",
+                found: "true".to_owned(),
+                expected: "false, for a run that trains".to_owned(),
+            });
+        }
+        self.folder.write("run.toml", self.config().to_toml().as_bytes())?;
+        self.folder.write(hymo_data::prep::TOKENIZER, &self.json)?;
+        // The page takes up the log as it stands before this start.
+        let views = Views::open(self.folder.path(), &self.options.name)?;
+        self.written = Some((Log::open(self.folder.path())?, views));
+        Ok(())
     }
 
     /// The last step is saved whatever becomes of its evaluation.
@@ -273,9 +297,12 @@ impl Run {
         let state = self.trainer.state();
         let (step, best) = (state.step, state.best.map(|(step, _)| step));
         if self.saved != Some(step) {
-            self.saver.save(self.trainer.snapshot()?, best)?;
+            let begun = std::time::Instant::now();
+            let before = self.saver.save(self.trainer.snapshot()?, best)?;
+            let held = begun.elapsed().as_secs_f64();
             self.saved = Some(step);
-            self.note(format!("checkpoint of step {step}"), watch)?;
+            let before = before.map_or(String::new(), |b| format!(", the one before took {:.2} s to write", b.seconds));
+            self.note(format!("checkpoint of step {step}: the steps waited {held:.3} s{before}"), watch)?;
         }
         Ok(())
     }
@@ -353,10 +380,11 @@ impl Run {
     }
 
     fn put(&mut self, record: Record, watch: &mut dyn Watch) -> Result<(), Error> {
-        self.log.push(&record)?;
+        let Some((log, views)) = &mut self.written else { return Ok(()) };
+        log.push(&record)?;
         watch.record(&record);
         // Views complain once, so that a note about them ends here.
-        self.views.push(&record).map_or(Ok(()), |text| self.note(text, watch))
+        views.push(&record).map_or(Ok(()), |text| self.note(text, watch))
     }
 }
 

@@ -1,7 +1,6 @@
 //! How a run begins, or goes on.
 
-use super::folder::{Folder, Log};
-use super::views::Views;
+use super::folder::Folder;
 use super::{Resume, Run, RunOptions, data};
 use crate::checkpoint::{Checkpoint, Found, Keep, Saver, newest};
 use crate::evaluate::TokenBytes;
@@ -24,7 +23,7 @@ impl Run {
         let corpus = data::corpus(&config.data)?;
         let (tokenizer, json) = data::tokenizer(&corpus)?;
         let held_out = data::held_out(&config.data)?;
-        let folder = Folder::open(&options.dir)?;
+        let folder = if options.dry { Folder::look(&options.dir)? } else { Folder::open(&options.dir)? };
         let mut notes = Vec::new();
         let from = beginning(&folder, &options.resume, &mut notes)?;
         let saved = from.as_ref().filter(|from| from.path().starts_with(folder.checkpoints())).map(Checkpoint::step);
@@ -50,16 +49,14 @@ impl Run {
             notes.push("the data has no split `val`: nothing is evaluated (hymo data prep --val-fraction)".to_owned());
         }
         options.peak_flops.into_iter().for_each(|peak| trainer.set_peak_flops(peak));
-        folder.write("run.toml", config.to_toml().as_bytes())?;
-        folder.write(hymo_data::prep::TOKENIZER, &json)?;
         let kept = &config.checkpoint;
         let keep = Keep { last: kept.keep_last, every: kept.keep_every, best: kept.keep_best };
         Ok(Run {
             ctx: ctx.clone(),
             bytes: TokenBytes::of(&tokenizer),
             saver: Saver::new(folder.checkpoints(), keep),
-            log: Log::open(folder.path())?,
-            views: Views::open(folder.path(), &options.name)?,
+            written: None,
+            json,
             evaluated: None,
             folder,
             options,
