@@ -20,6 +20,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Train hybrid language models from raw text, and look into them.
 #[derive(Parser)]
 #[command(name = "hymo", version = version(), max_term_width = 120, arg_required_else_help = true)]

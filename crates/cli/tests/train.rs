@@ -77,7 +77,7 @@ fn what_a_run_prints_and_leaves() {
     for line in ["device", "cpu: ", "memory", "held out", "12 steps, 12 to go", "each in one group"] {
         assert!(planned.contains(line), "{line}\n{planned}");
     }
-    assert!(!folder.join("run/log.jsonl").exists() || fs::read(folder.join("run/log.jsonl")).unwrap().is_empty());
+    assert!(!folder.join("run").exists());
     let args = ["train", "small.toml", "--out", "run", "--profile", "trace.json", "--set", "optim.lr=0.004"];
     let text = stdout(folder, &args);
     for line in ["step 12/12", "== step 6: held out", "checkpoint of step 12", "finished 12 steps", "trace of 3 steps"]
@@ -98,6 +98,8 @@ fn what_a_run_prints_and_leaves() {
     assert!(fault.contains("optim.lr") && fault.contains("train.rowz"), "{fault}");
     let fault = said(folder, 2, &["train", "hymo-nano", "--out", "new"]);
     assert!(fault.contains("data.shards: found [], expected one or more folders"), "{fault}");
+    let fault = said(folder, 2, &["train", "small.toml", "--out", "new", "--set", "data.shards=elsewhere"]);
+    assert!(fault.contains("data.shards: found \"elsewhere\", not there, expected folders that"), "{fault}");
     let fault = said(folder, 2, &["train", "small.toml", "--out", "run", "--set", "model.d_model=64"]);
     assert!(fault.contains("model.d_model 32 -> 64"), "{fault}");
 }
@@ -121,12 +123,21 @@ fn a_model_is_evaluated_handed_over_and_taken_back() {
     fs::write(folder.join("bad.jsonl"), "{\"context\":\"a\"}\n").unwrap();
     assert!(said(folder, 1, &["eval", "run", "--tasks", "bad.jsonl"]).contains("bad.jsonl: line 1: missing field"));
     assert!(said(folder, 2, &["eval", "run"]).contains("--data"));
+    let fault = said(folder, 1, &["eval", "run", "--data", "data", "--split", "test"]);
+    assert!(fault.contains("no tokens in the split \"test\"; there are train, val"), "{fault}");
+    fs::create_dir(folder.join("begun")).unwrap();
+    fs::copy(folder.join("run/run.toml"), folder.join("begun/run.toml")).unwrap();
+    assert!(said(folder, 1, &["eval", "begun", "--data", "data"]).contains("a run without a checkpoint yet"));
     assert!(said(folder, 2, &["eval", "nowhere", "--data", "data"]).contains("nowhere: no such folder"));
     assert!(said(folder, 1, &["eval", "data", "--data", "data"]).contains("data"));
 
     assert!(stdout(folder, &["export", "run", "out"]).contains("tensors"));
     assert!(stdout(folder, &["import", "out", "-o", "back"]).contains("step 12"));
     assert_eq!(json(&["eval", "back", "--data", "data", "--json"])["data"][0]["loss"], scores["data"][0]["loss"]);
+    fs::remove_file(folder.join("out/config.json")).unwrap();
+    let fault = said(folder, 2, &["import", "out", "-o", "other"]);
+    assert!(fault.contains("no config.json in out") && fault.contains("--config"), "{fault}");
+    assert!(stdout(folder, &["export", "run", "out"]).contains("tensors"));
     assert!(said(folder, 1, &["export", "run", "data"]).contains("choose an empty folder"));
     assert!(said(folder, 2, &["import", "out", "-o", "back"]).contains("checkpoints of an earlier run"));
     // From weights alone a new run begins, in a folder of its own; stopped or done, the same command goes on there.
@@ -154,6 +165,9 @@ fn the_demo_learns_and_writes() {
     let again = stdout(folder, &args);
     assert!(again.contains("done before") && again.contains("---- 1 ----"), "{again}");
     assert!(said(folder, 2, &["demo", "--text", "nothing.txt"]).contains("nothing.txt"));
+    fs::write(folder.join("empty.txt"), "").unwrap();
+    let fault = said(folder, 2, &["demo", "--text", "empty.txt", "--out", "none"]);
+    assert!(fault.contains("empty.txt: no text in it"), "{fault}");
 }
 
 #[test]

@@ -196,6 +196,7 @@ fn open(args: &Args, data: &Path) -> anyhow::Result<Run> {
         version: crate::version().to_owned(),
         peak_flops: Some(ceilings::products(&Ctx::cpu())?),
         profile: None,
+        dry: false,
     };
     Run::open(&Ctx::cpu(), &config(args, data)?, options).map_err(train_error)
 }

@@ -88,7 +88,7 @@ fn go(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 "task": task, "questions": tally.questions,
                 "acc": acc, "acc_stderr": tally.standard_error(acc),
                 "acc_norm": acc_norm, "acc_norm_stderr": tally.standard_error(acc_norm),
-                "contexts_cut": tally.cut,
+                "contexts_cut": tally.cut, "endings_too_long": tally.beyond,
             })
         })
         .collect();
@@ -195,6 +195,12 @@ fn shown(model: &Model, texts: &[Value], tasks: &[Value]) -> String {
         if t["contexts_cut"] != 0 {
             text +=
                 &format!("    {} contexts were longer than the model's and lost their beginning\n", t["contexts_cut"]);
+        }
+        if t["endings_too_long"] != 0 {
+            text += &format!(
+                "    {} questions have endings longer than the model's context, where it was never trained\n",
+                t["endings_too_long"]
+            );
         }
     }
     text

@@ -1,5 +1,6 @@
 //! `hymo train`: a configuration and shards to a model.
 
+mod memory;
 mod screen;
 mod table;
 
@@ -14,6 +15,7 @@ use hymo_train::run::{Ending, Resume, Run, RunOptions};
 use crate::ceilings;
 use crate::device::Compute;
 use crate::exit::train_error;
+use crate::numbers::bytes;
 use crate::source::run_config;
 use crate::stop::Stop;
 use crate::threads::on_threads;
@@ -65,7 +67,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 3, requires = "profile", value_parser = clap::value_parser!(u16).range(1..=1000))]
     profile_steps: u16,
 
-    /// Check everything, print the start-up tables, and train nothing
+    /// Check everything, print the start-up tables, train nothing and write nothing
     #[arg(long)]
     dry_run: bool,
 
@@ -112,6 +114,7 @@ fn train(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         version: crate::version().to_owned(),
         peak_flops: Some(peak),
         profile: args.profile.as_ref().map(profile),
+        dry: args.dry_run,
     };
     let mut run = Run::open(&ctx, &config, options).map_err(train_error)?;
     let style = if args.json { Style::Json } else { Style::Lines };
@@ -136,6 +139,9 @@ pub fn follow(run: &mut Run, style: Style, stop: Option<Stop>, out: &mut dyn Wri
         return Ok(());
     }
     let (step, dir) = (run.trainer().state().step, run.dir().display());
+    if let (Some(peak), true) = (memory::peak(), ending != Ending::WasFinished) {
+        writeln!(out, "the process held {} at most", bytes(peak))?;
+    }
     match ending {
         Ending::Finished => writeln!(out, "finished {steps} steps; everything is in {dir}")?,
         Ending::WasFinished => writeln!(out, "{dir} has its {steps} steps already: nothing to do")?,

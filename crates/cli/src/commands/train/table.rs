@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use hymo_data::corpus::Corpus;
-use hymo_model::config::TrainConfig;
-use hymo_model::{Cost, CostOptions, ModelConfig, RunConfig};
+use hymo_model::{Cost, CostOptions, RunConfig};
 use hymo_tensor::{Device, par};
 use hymo_train::run::Run;
 
-use crate::numbers::{bytes, grouped, short, time};
+use super::memory;
+use crate::numbers::{grouped, short, time};
 use crate::threads::threads;
 
 /// Share of the measured matrix rate that training reaches about; the bar corrects it from the first step on.
@@ -46,7 +46,7 @@ pub fn start(run: &Run, peak: f64) -> anyhow::Result<String> {
             short(trainer.flops_per_token() as u64)
         ),
     )?;
-    line("memory", memory(model, train, &cost))?;
+    line("memory", memory::Plan::new(trainer, &cost).to_string())?;
     line("data", data(trainer.corpus(), schedule.num_steps * tokens))?;
     line(
         "held out",
@@ -70,21 +70,6 @@ pub fn start(run: &Run, peak: f64) -> anyhow::Result<String> {
     write!(text, "{}", trainer.optimizer().groups())?;
     text.push('\n');
     Ok(text)
-}
-
-/// What a step holds, from the same counts as `hymo inspect`.
-fn memory(model: &ModelConfig, train: &TrainConfig, cost: &Cost) -> String {
-    let batch = (train.micro_rows * model.context_length) as u64;
-    let (all, least) = (cost.activations.per_token_f32, cost.activations.checkpointed_per_token_f32);
-    let spared = if train.recompute == 0 { 0 } else { all.saturating_sub(least) / train.recompute as u64 };
-    let activations = batch.saturating_mul(all - spared);
-    let state = cost.training_state.total;
-    format!(
-        "about {}: {} weights, gradients and moments, {} activations of a micro-batch",
-        bytes(state + activations),
-        bytes(state),
-        bytes(activations)
-    )
 }
 
 fn data(corpus: &Corpus, wanted: u64) -> String {
