@@ -208,19 +208,29 @@ impl Tensor {
     }
 
     pub(crate) fn download<T: Element>(&self) -> Result<Vec<T>> {
+        let mut data = vec![T::default(); self.numel()];
+        self.download_into(&mut data)?;
+        Ok(data)
+    }
+
+    /// Into as many elements as there are.
+    pub(crate) fn download_into<T: Element>(&self, to: &mut [T]) -> Result<()> {
         if T::DTYPE != self.dtype() {
             return Err(mismatch::<T>(self.dtype()));
         }
         let (rows, cols, size) = (self.rows(), self.cols(), T::DTYPE.size());
         if rows * cols == 0 {
-            return Ok(Vec::new());
+            return Ok(());
+        }
+        if self.is_contiguous() {
+            return Ok(self.buffer()?.download(self.offset * size, bytemuck::cast_slice_mut(to))?);
         }
         let mut data = vec![T::default(); (rows - 1) * self.row_stride + cols];
         self.buffer()?.download(self.offset * size, bytemuck::cast_slice_mut(&mut data))?;
-        if self.is_contiguous() {
-            return Ok(data);
+        for (to, from) in to.chunks_exact_mut(cols).zip(data.chunks(self.row_stride)) {
+            to.copy_from_slice(&from[..cols]);
         }
-        Ok((0..rows).flat_map(|i| &data[i * self.row_stride..][..cols]).copied().collect())
+        Ok(())
     }
 
     /// [`Tensor::copy`] where either side is a GPU's memory.

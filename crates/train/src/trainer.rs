@@ -225,10 +225,19 @@ impl Trainer {
     /// # Errors
     /// None in practice: the tensors are the run's own.
     pub fn snapshot(&self) -> Result<Snapshot, Error> {
+        self.snapshot_over(None)
+    }
+
+    /// [`Trainer::snapshot`] into the memory of an earlier one of this run, where there is one.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn snapshot_over(&self, old: Option<Snapshot>) -> Result<Snapshot, Error> {
         let json = |value: serde_json::Result<serde_json::Value>| value.unwrap_or_default();
         let saved = Saved { state: self.state.clone(), data: self.data.position().clone() };
         let config = json(serde_json::to_value(&self.config));
         let mut snapshot = Snapshot::new(self.state.step, config, json(serde_json::to_value(saved)));
+        snapshot = old.into_iter().fold(snapshot, Snapshot::over);
         for (name, tensor) in self.named()? {
             snapshot.add(name, &tensor)?;
         }

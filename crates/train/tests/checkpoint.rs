@@ -1,5 +1,9 @@
 //! Checkpoints: whole or not at all.
 
+#[cfg(target_os = "linux")]
+#[path = "common/small_disk.rs"]
+mod small_disk;
+
 use hymo_tensor::{Ctx, Tensor};
 use hymo_train::checkpoint::{Checkpoint, Error, Keep, Manifest, Saver, Snapshot, newest, write};
 use proptest::prelude::*;
@@ -200,12 +204,44 @@ fn a_failed_save_comes_to_light() {
     assert_eq!(saver.wait().unwrap(), None);
 }
 
+/// The memory of an old snapshot holds whatever comes next: as much as before, or not.
+#[test]
+fn a_snapshot_over_an_old_one_is_as_a_new_one() {
+    let ctx = Ctx::cpu();
+    let of = |shapes: &[(&[usize], bool)], seed: f32, old: Option<Snapshot>| {
+        let new = Snapshot::new(4, json!({}), json!(null));
+        let mut s = old.into_iter().fold(new, Snapshot::over);
+        for (i, &(dims, whole)) in shapes.iter().enumerate() {
+            let n = dims.iter().product();
+            let numbers = numbers(n, seed + i as f32);
+            let t = match whole {
+                true => Tensor::from_slice(&ctx, dims, &numbers.iter().map(|&x| x as i32).collect::<Vec<_>>()),
+                false => Tensor::from_slice(&ctx, dims, &numbers),
+            };
+            s.add(format!("t{i}"), &t.unwrap()).unwrap();
+        }
+        s
+    };
+    // Large enough for several blocks of a copy; then another size, another dtype, fewer and more tensors.
+    let first: &[(&[usize], bool)] = &[(&[700, 900], false), (&[3], true), (&[2, 5], false)];
+    let four: &[usize] = &[4];
+    let others: [&[(&[usize], bool)]; 4] =
+        [first, &[(&[700, 901], false), (&[3], false), (&[10], true)], &[(&[3], true)], &[(four, false); 6]];
+    for shapes in others {
+        let over = of(shapes, 7., Some(of(first, 1., None)));
+        let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let [over, new] = [(a.path(), over), (b.path(), of(shapes, 7., None))]
+            .map(|(dir, s)| std::fs::read(write(dir, &s).unwrap().join("rank00000.safetensors")).unwrap());
+        assert!(over == new, "{shapes:?}");
+    }
+}
+
 /// HAZARD 14: a full disk leaves the earlier checkpoint, and says how much is needed and how much there is.
 #[cfg(target_os = "linux")]
 #[test]
 #[allow(clippy::print_stderr)] // A test that could not be made must not look like one that passed.
 fn a_full_disk_is_said() {
-    let Some(disk) = SmallDisk::mount() else {
+    let Some(disk) = small_disk::SmallDisk::mount(2) else {
         eprintln!("not tried: mounting a small file system takes privileges that this user does not have");
         return;
     };
@@ -219,35 +255,6 @@ fn a_full_disk_is_said() {
     assert!(text.contains("the earlier ones are intact"), "{text}");
     assert_eq!(newest(&dir).unwrap().checkpoint.unwrap().step(), 1);
     assert!(!dir.join("step-2.tmp").exists());
-}
-
-#[cfg(target_os = "linux")]
-struct SmallDisk(PathBuf);
-
-#[cfg(target_os = "linux")]
-impl SmallDisk {
-    /// Two MiB in memory.
-    fn mount() -> Option<Self> {
-        let path = tempfile::tempdir().unwrap().keep();
-        let done = std::process::Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=2m", "none"])
-            .arg(&path)
-            .stderr(std::process::Stdio::null())
-            .status();
-        if done.is_ok_and(|s| s.success()) {
-            return Some(SmallDisk(path));
-        }
-        std::fs::remove_dir(path).ok();
-        None
-    }
-}
-
-#[cfg(target_os = "linux")]
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg(&self.0).status();
-        let _ = std::fs::remove_dir(&self.0);
-    }
 }
 
 /// A [rows, cols] tensor written by several owners of parts of it.

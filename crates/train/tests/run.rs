@@ -1,5 +1,9 @@
 //! A run's folder: what is in it after a start, a stop, a continuation and an end.
 
+#[cfg(target_os = "linux")]
+#[path = "common/small_disk.rs"]
+mod small_disk;
+
 use hymo_data::prep::{PrepOptions, prepare};
 use hymo_data::source::{Format, Inputs};
 use hymo_model::config::OnNonFinite;
@@ -317,6 +321,52 @@ fn roll_back_goes_on_from_the_newest_checkpoint() {
     assert!(said.contains("times the median") && said.contains("went back from step"), "{said}");
     let steps: Vec<u64> = losses(&seen.records).iter().map(|l| l.0).collect();
     assert!(steps.windows(2).any(|w| w[1] < w[0]), "{steps:?}");
+}
+
+/// HAZARD 14: on a disk that fills up the run ends with the sizes and the step it can go on from, and does go on from there
+/// once there is room.
+#[cfg(target_os = "linux")]
+#[test]
+#[allow(clippy::print_stderr)] // A test that could not be made must not look like one that passed.
+fn a_run_on_a_full_disk_goes_on_when_there_is_room() {
+    let Some(disk) = small_disk::SmallDisk::mount(8) else {
+        eprintln!("not tried: mounting a small file system takes privileges that this user does not have");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let ctx = Ctx::cpu();
+    let config = config(&data(dir.path()));
+    let mut straight = Run::open(&ctx, &config, options(dir.path(), Resume::Auto)).unwrap();
+    let mut all = Listener::default();
+    straight.go(&mut all).unwrap();
+
+    let mut run = Run::open(&ctx, &config, options(&disk.0, Resume::Auto)).unwrap();
+    let mut first = Listener { until: Some(10), ..Listener::default() };
+    assert_eq!(run.go(&mut first).unwrap(), Ending::Stopped);
+    drop(run);
+    let ballast = disk.0.join("ballast");
+    let mut file = std::fs::File::create(&ballast).unwrap();
+    while std::io::Write::write_all(&mut file, &[7; 4096]).is_ok() {}
+    // Room for the log, not for a checkpoint.
+    let size = file.metadata().unwrap().len();
+    file.set_len(size - (100 << 10)).unwrap();
+    drop(file);
+
+    let mut run = Run::open(&ctx, &config, options(&disk.0, Resume::Auto)).unwrap();
+    let mut second = Listener::default();
+    let error = run.go(&mut second).unwrap_err();
+    let text = error.to_string();
+    drop(run);
+    assert!(text.contains("no space") && text.contains("are free") && text.contains("intact"), "{text}");
+    assert!(notes(&second.records).contains(&text), "the log says it too");
+    std::fs::remove_file(&ballast).unwrap();
+
+    let mut run = Run::open(&ctx, &config, options(&disk.0, Resume::Auto)).unwrap();
+    let mut third = Listener::default();
+    assert_eq!(run.go(&mut third).unwrap(), Ending::Finished);
+    let (whole, rest) = (losses(&all.records), losses(&third.records));
+    assert_eq!(rest[0].0, 11, "{rest:?}");
+    assert_eq!(rest, whole[10..]);
 }
 
 #[test]

@@ -11,7 +11,9 @@ use std::time::Instant;
 pub struct Saver {
     dir: PathBuf,
     keep: Keep,
-    running: Option<JoinHandle<Result<Saved>>>,
+    running: Option<JoinHandle<(Result<Saved>, Snapshot)>>,
+    /// What was written last, for its memory.
+    spare: Option<Snapshot>,
 }
 
 /// A checkpoint that is complete.
@@ -27,7 +29,21 @@ impl Saver {
     /// Into `dir`, keeping what `keep` says.
     #[must_use]
     pub fn new(dir: impl Into<PathBuf>, keep: Keep) -> Self {
-        Saver { dir: dir.into(), keep, running: None }
+        Saver { dir: dir.into(), keep, running: None, spare: None }
+    }
+
+    /// Takes a snapshot whose memory the next one may have.
+    pub fn lend(&mut self, spare: Snapshot) {
+        self.spare = Some(spare);
+    }
+
+    /// Waits for what is being written, and gives the memory of a snapshot that is no longer needed, for
+    /// [`Snapshot::over`], if there is one.
+    ///
+    /// # Errors
+    /// What went wrong with the snapshot before.
+    pub fn spare(&mut self) -> Result<(Option<Saved>, Option<Snapshot>)> {
+        Ok((self.wait()?, self.spare.take()))
     }
 
     /// Waits for the snapshot before, then starts to write this one. `best` is the step of the best evaluation so far.
@@ -40,11 +56,11 @@ impl Saver {
         let (dir, keep) = (self.dir.clone(), self.keep);
         let work = move || {
             let begun = Instant::now();
-            let path = write(&dir, &snapshot)?;
-            // The copy's memory is free again before anything else is done.
-            drop(snapshot);
-            keep.apply(&dir, best)?;
-            Ok(Saved { path, seconds: begun.elapsed().as_secs_f64() })
+            let written = write(&dir, &snapshot).and_then(|path| {
+                keep.apply(&dir, best)?;
+                Ok(Saved { path, seconds: begun.elapsed().as_secs_f64() })
+            });
+            (written, snapshot)
         };
         let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(work);
         self.running = Some(thread.map_err(|e| Error::io("start a thread for", &self.dir, e))?);
@@ -58,7 +74,10 @@ impl Saver {
     pub fn wait(&mut self) -> Result<Option<Saved>> {
         let Some(thread) = self.running.take() else { return Ok(None) };
         match thread.join() {
-            Ok(done) => done.map(Some),
+            Ok((written, snapshot)) => {
+                self.spare = Some(snapshot);
+                written.map(Some)
+            }
             Err(_) => Err(Error::unreadable(&self.dir, "the thread that wrote the checkpoint panicked")),
         }
     }

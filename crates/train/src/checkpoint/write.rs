@@ -2,7 +2,7 @@
 
 use super::manifest::{Chunk, FileEntry, Manifest, Numbers, TensorEntry};
 use super::{Error, FORMAT, MANIFEST, Result, folder};
-use hymo_tensor::{DType, Tensor};
+use hymo_tensor::{DType, Element, Tensor};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -21,6 +21,8 @@ pub struct Snapshot {
     /// The loop's state beside the tensors.
     pub state: Value,
     tensors: Vec<Held>,
+    /// What an earlier snapshot held, last tensor first: the memory is there already, and filling it is all that is left.
+    spare: Vec<Values>,
 }
 
 /// A tensor's own copy.
@@ -36,6 +38,13 @@ struct Held {
 enum Values {
     F32(Vec<f32>),
     I32(Vec<i32>),
+}
+
+/// A tensor's elements over those of `spare`, where they are as many.
+fn copied<T: Element>(tensor: &Tensor, spare: Option<Vec<T>>) -> Result<Vec<T>> {
+    let mut to = spare.filter(|to| to.len() == tensor.numel()).unwrap_or_else(|| vec![T::default(); tensor.numel()]);
+    tensor.read_into(&mut to)?;
+    Ok(to)
 }
 
 impl Values {
@@ -58,7 +67,14 @@ impl Snapshot {
     /// Without tensors so far.
     #[must_use]
     pub fn new(step: u64, config: Value, state: Value) -> Self {
-        Snapshot { step, config, state, tensors: Vec::new() }
+        Snapshot { step, config, state, tensors: Vec::new(), spare: Vec::new() }
+    }
+
+    /// The same, to be filled with tensors of the shapes that `old` held: into its memory, so that a run waits for the copy
+    /// alone and not for new pages too.
+    #[must_use]
+    pub fn over(self, old: Snapshot) -> Self {
+        Snapshot { spare: old.tensors.into_iter().rev().map(|held| held.values).collect(), ..self }
     }
 
     /// Copies an f32 or i32 tensor, and only its own elements where it is a view (HAZARD 14).
@@ -66,9 +82,11 @@ impl Snapshot {
     /// # Errors
     /// Another dtype.
     pub fn add(&mut self, name: impl Into<String>, tensor: &Tensor) -> Result<()> {
-        let values = match tensor.dtype() {
-            DType::I32 => Values::I32(tensor.to_vec()?),
-            _ => Values::F32(tensor.to_vec()?),
+        let values = match (tensor.dtype(), self.spare.pop()) {
+            (DType::I32, Some(Values::I32(spare))) => Values::I32(copied(tensor, Some(spare))?),
+            (DType::I32, _) => Values::I32(copied(tensor, None)?),
+            (_, Some(Values::F32(spare))) => Values::F32(copied(tensor, Some(spare))?),
+            (_, _) => Values::F32(copied(tensor, None)?),
         };
         self.tensors.push(Held { name: name.into(), shape: tensor.dims().to_vec(), values });
         Ok(())

@@ -188,6 +188,10 @@ impl Run {
         for note in std::mem::take(&mut self.notes) {
             self.note(note, watch)?;
         }
+        if self.config().checkpoint.every > 0 {
+            // The memory of all checkpoints, taken now: the first one makes the steps wait no longer than the others.
+            self.saver.lend(self.trainer.snapshot()?);
+        }
         let done = self.steps(watch).and_then(|ending| self.end(ending, watch));
         self.end_trace(watch)?;
         if let Err(error) = &done {
@@ -298,7 +302,8 @@ impl Run {
         let (step, best) = (state.step, state.best.map(|(step, _)| step));
         if self.saved != Some(step) {
             let begun = std::time::Instant::now();
-            let before = self.saver.save(self.trainer.snapshot()?, best)?;
+            let (before, spare) = self.saver.spare()?;
+            self.saver.save(self.trainer.snapshot_over(spare)?, best)?;
             let held = begun.elapsed().as_secs_f64();
             self.saved = Some(step);
             let before = before.map_or(String::new(), |b| format!(", the one before took {:.2} s to write", b.seconds));
