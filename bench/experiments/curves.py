@@ -1,12 +1,15 @@
 """Learning curves of hymo-nano: NorMuon against AdamW, and HyMo against a dense model of equal active size.
 
-    python bench/experiments/curves.py HYMO TEXT WORK bench/results/curves-cpu-DATE.json
+    python bench/experiments/curves.py HYMO DATA WORK bench/results/curves-DATE.json [--device cuda] [--jobs 4] [--steps 600]
 
-HYMO is the command, TEXT what `hymo data prep` takes, WORK a folder for tokenizer, shards and runs. Every run sees the same
-tokens in the same order. Five learning rates at one seed choose each side's own; that one runs with three seeds. A run that
-is done is not run again, and one that was stopped goes on. Only the standard library is used.
+HYMO is the command, DATA a folder of shards (`hymo data prep`; the tokenizer of 4,096 entries), WORK a folder for the runs.
+Every run sees the same tokens in the same order. Five learning rates at one seed choose each side's own; a best rate at the
+edge is followed outwards; that one runs with three seeds. A run that is done is not run again, and one that was stopped goes
+on. JOBS runs at a time. Only the standard library is used.
 """
 
+import argparse
+import concurrent.futures
 import json
 import pathlib
 import subprocess
@@ -15,14 +18,10 @@ import sys
 RATES = [0.001, 0.002, 0.004, 0.008, 0.016]
 SEEDS = [0, 1, 2]
 COMMON = {
-    "model.context_length": 256,
-    "train.rows": 4,
-    "train.micro_rows": 4,
-    "schedule.num_steps": 150,
-    "eval.every": 50,
-    "eval.tokens": 32768,
+    "model.context_length": 512,
+    "eval.tokens": 65536,
     "eval.samples": 0,
-    "checkpoint.every": 50,
+    "checkpoint.every": 0,
     "checkpoint.keep_last": 1,
     "checkpoint.keep_best": "false",
 }
@@ -33,56 +32,74 @@ SIDES = {
 }
 
 
-def data(hymo, text, work):
-    """The folder of shards."""
-    tokenizer, shards = work / "tokenizer.json", work / "data"
-    if not tokenizer.exists():
-        subprocess.run([hymo, "tokenizer", "train", text, "--vocab", "4096", "-o", tokenizer], check=True)
-    prep = [hymo, "data", "prep", text, "-t", tokenizer, "-o", shards, "--val-fraction", "0.05"]
-    subprocess.run(prep, check=True)
-    return shards
-
-
-def run(hymo, work, shards, side, rate, seed):
+def run(args, side, rate, seed):
     """One run's curve: training loss at each step, held-out bits a byte at each evaluation."""
     preset, changes = SIDES[side]
-    out = work / f"{side.replace(', ', '-')}-{rate}-{seed}"
-    fields = COMMON | changes | {"optim.lr": rate, "train.seed": seed, "data.shards": shards}
+    out = args.work / f"{side.replace(', ', '-')}-{rate}-{seed}"
+    fields = COMMON | changes | {"optim.lr": rate, "train.seed": seed, "data.shards": args.data}
+    fields |= {"train.rows": args.rows, "train.micro_rows": args.rows}
+    fields |= {"schedule.num_steps": args.steps, "eval.every": args.steps // 2}
     sets = [arg for field, value in fields.items() for arg in ("--set", f"{field}={value}")]
-    subprocess.run([hymo, "train", preset, "--out", out, *sets], check=True, stdout=subprocess.DEVNULL)
+    options = ["--device", args.device] + (["--dtype", args.dtype] if args.device != "cpu" else [])
+    options += ["--threads", str(args.threads)]
+    command = [args.hymo, "train", preset, "--out", out, *options, *sets]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     losses, bits = {}, {}
-    for line in (out / "log.jsonl").read_text().splitlines():
+    log = out / "log.jsonl"
+    for line in log.read_text().splitlines() if log.exists() else []:
         record = json.loads(line)
         if record["kind"] == "step":
             losses[record["step"]] = round(record["losses"][0], 5)
         elif record["kind"] == "eval":
             bits[record["step"]] = record["bits_per_byte"]
-    return {"side": side, "lr": rate, "seed": seed, "losses": list(losses.values()), "bits_per_byte": bits}
+    # A run that fell over is a result: the rate is too high.
+    error = done.stderr.strip().splitlines()[-1:] if done.returncode else []
+    final = bits.get(args.steps, float("inf"))
+    print(f"{side}, lr {rate}, seed {seed}: {final:.4f} bits a byte {' '.join(error)}", flush=True)
+    curve = {"losses": list(losses.values()), "bits_per_byte": bits}
+    return {"side": side, "lr": rate, "seed": seed, "final": final, "error": error} | curve
 
 
 def main():
-    hymo, text, work, result = sys.argv[1:]
-    work = pathlib.Path(work)
-    work.mkdir(parents=True, exist_ok=True)
-    shards = data(hymo, text, work)
-    version = subprocess.run([hymo, "--version"], check=True, capture_output=True, text=True).stdout.strip()
-    runs = []
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("hymo")
+    for name in ("data", "work", "result"):
+        parser.add_argument(name, type=pathlib.Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="f32")
+    parser.add_argument("--threads", type=int, default=2, help="of each run")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--rows", type=int, default=8, help="of 512 tokens, a step")
+    parser.add_argument("--steps", type=int, default=150, help="of each run")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    version = subprocess.run([args.hymo, "--version"], check=True, capture_output=True, text=True).stdout.strip()
+    done = {}
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
 
-    def go(side, rate, seed):
-        runs.append(run(hymo, work, shards, side, rate, seed))
-        final = runs[-1]["bits_per_byte"][COMMON["schedule.num_steps"]]
-        print(f"{side}, lr {rate}, seed {seed}: {final:.4f} bits a byte", flush=True)
-        table = {"command": " ".join(sys.argv), "version": version, "config": {k: str(v) for k, v in COMMON.items()}}
-        pathlib.Path(result).write_text(json.dumps(table | {"runs": runs}, indent=1) + "\n")
-        return final
+        def go(wanted):
+            """Runs what is wanted and not there yet."""
+            new = [key for key in dict.fromkeys(wanted) if key not in done]
+            for key, result in zip(new, pool.map(lambda key: run(args, *key), new)):
+                done[key] = result
+            table = {"command": " ".join(sys.argv), "version": version, "config": {k: str(v) for k, v in COMMON.items()}}
+            args.result.write_text(json.dumps(table | {"runs": list(done.values())}) + "\n")
 
-    for side in SIDES:
-        finals = {rate: go(side, rate, SEEDS[0]) for rate in RATES}
-        # A run that fell over has no finite number.
-        best = min(finals, key=lambda rate: finals[rate] if finals[rate] == finals[rate] else float("inf"))
-        last = [finals[best]] + [go(side, best, seed) for seed in SEEDS[1:]]
-        mean = sum(last) / len(last)
-        print(f"{side}: best lr {best}, {mean:.4f} bits a byte ({min(last):.4f} to {max(last):.4f})", flush=True)
+        def best(side):
+            """The best rate of the first seed."""
+            return min((result["final"], rate) for (of, rate, seed), result in done.items() if (of, seed) == (side, SEEDS[0]))[1]
+
+        go([(side, rate, SEEDS[0]) for side in SIDES for rate in RATES])
+        for _ in range(2):
+            edges = {side: best(side) for side in SIDES}
+            tried = {side: [rate for (of, rate, _) in done if of == side] for side in SIDES}
+            out = {side: rate / 2 if rate == min(tried[side]) else 2 * rate for side, rate in edges.items()}
+            go([(side, out[side], SEEDS[0]) for side, rate in edges.items() if rate in (min(tried[side]), max(tried[side]))])
+        go([(side, best(side), seed) for side in SIDES for seed in SEEDS])
+        for side in SIDES:
+            last = [done[side, best(side), seed]["final"] for seed in SEEDS]
+            mean = sum(last) / len(last)
+            print(f"{side}: best lr {best(side)}, {mean:.4f} bits a byte ({min(last):.4f} to {max(last):.4f})", flush=True)
 
 
 if __name__ == "__main__":

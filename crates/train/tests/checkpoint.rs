@@ -1,7 +1,6 @@
 //! Checkpoints: whole or not at all.
 
 #[cfg(target_os = "linux")]
-#[path = "common/small_disk.rs"]
 mod small_disk;
 
 use hymo_tensor::{Ctx, Tensor};

@@ -1,7 +1,6 @@
 //! A run's folder: what is in it after a start, a stop, a continuation and an end.
 
 #[cfg(target_os = "linux")]
-#[path = "common/small_disk.rs"]
 mod small_disk;
 
 use hymo_data::prep::{PrepOptions, prepare};
