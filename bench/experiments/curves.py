@@ -46,7 +46,9 @@ def run(args, side, rate, seed):
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     losses, bits = {}, {}
     log = out / "log.jsonl"
-    for line in log.read_text().splitlines() if log.exists() else []:
+    if not log.exists():
+        raise SystemExit(f"{side} did not start: {done.stderr.strip()}")
+    for line in log.read_text().splitlines():
         record = json.loads(line)
         if record["kind"] == "step":
             losses[record["step"]] = round(record["losses"][0], 5)

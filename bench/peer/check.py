@@ -1,4 +1,4 @@
-"""Holds hymo_cpu.py to the whole-model fixtures: every loss and every gradient.
+"""Holds hymo_cpu.py and optim_cpu.py to the whole-model fixtures: every loss, every gradient, 20 steps of training.
 
     python check.py [--compile]
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from hymo_cpu import Config, HyMo, delta_rule, l2_norm
+from optim_cpu import Optimizers
 from safetensors import safe_open
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -103,6 +104,31 @@ def check_delta_rule(dtype):
     return errors
 
 
+def check_trace(dtype, compiled):
+    """20 steps of training: every loss against the file's float64 run."""
+    tensors, about = read("trace")
+    model = build(model_table(about["config"]), dtype, "fused", under(tensors, "param."), under(tensors, "buffer."))
+    if compiled:
+        model.compile_layers()
+    optimizers = Optimizers(model, about["weight_decay"], about["clip"], about["bias_rate"], compiled)
+    stream = tensors["tokens"].long()
+    seg = torch.repeat_interleave(torch.arange(len(tensors["lengths"])), tensors["lengths"].long())
+    losses = []
+    for step, want in enumerate(tensors["losses"]):
+        starts = [(step * about["rows"] + row) * about["length"] for row in range(about["rows"])]
+        tokens, docs = (torch.stack([x[s : s + about["length"] + len(want) - 1] for s in starts]) for x in (stream, seg))
+        model.zero_grad(set_to_none=True)
+        total, parts = model(tokens, docs)
+        total.backward()
+        losses.append(parts.detach())
+        share, steps = step + 1, len(tensors["losses"])
+        start, warmup = steps * (1 - about["decay"]), steps * about["warmup"]
+        falling = max(share - start, 0) / (steps - start)
+        optimizers.step(about["lr"] * min(share / warmup, 1) * (1 - math.sqrt(falling)))
+    got, want = torch.stack(losses).double(), tensors["losses"]
+    return {f"loss {k}": float(((got - want) / want)[:, k].abs().max()) for k in range(want.shape[1])}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compile", action="store_true", help="check compiled layers: float32, one model; takes minutes")
@@ -115,12 +141,14 @@ def main():
             cases = [
                 ("hymo_sigmoid, one document a row, compiled", check_rows("hymo_sigmoid", dtype, "fused", True)),
                 ("hymo_sigmoid, compiled", check_packed("hymo_sigmoid", dtype, "fused", True)),
+                ("20 steps of training, compiled", check_trace(dtype, True)),
             ]
         else:
             cases = [("delta_rule", check_delta_rule(dtype))]
             for name in ("hymo_sigmoid", "hymo_silu", "hymo_dense"):
                 for head in ("fused", "plain"):
                     cases.append((f"{name}, {head} head", check_packed(name, dtype, head, False)))
+            cases.append(("20 steps of training", check_trace(dtype, False)))
             for name in ("hymo_sigmoid", "hymo_dense"):
                 cases.append((f"{name}, one document a row", check_rows(name, dtype, "fused", False)))
         for title, errors in cases:

@@ -394,6 +394,8 @@ class Moe(nn.Module):
         e, d, f = c.moe.n_routed, c.d_model, c.moe.d_ff
         self.router = matrix(e, d)
         self.register_buffer("bias", torch.zeros(e))
+        # Where each expert's rows end, summed over the micro-batches of a step.
+        self.register_buffer("ends", torch.zeros(e, dtype=torch.long))
         self.w13, self.w2 = matrix(e, 2 * f, d), matrix(e, d, f)
         self.shared = SwiGlu(d, c.moe.n_shared * f) if c.moe.n_shared else None
 
@@ -432,6 +434,7 @@ class Moe(nn.Module):
         experts, order = chosen.flatten().sort(stable=True)
         slot = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0]))
         ends = torch.searchsorted(experts, torch.arange(m.n_routed), right=True)
+        self.ends += ends
         a, b = grouped_linear(Dispatch.apply(flat, order, slot, m.top_k), self.w13, ends).chunk(2, -1)
         h = F.silu(a) * b * gates.flatten()[order][:, None]
         y = Combine.apply(grouped_linear(h, self.w2, ends), order, slot, m.top_k)

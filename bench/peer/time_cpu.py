@@ -1,4 +1,4 @@
-"""Times the PyTorch peer on the CPU: a training step's forward and backward, or one operator.
+"""Times the PyTorch peer on the CPU: a training step's forward and backward (and optimizers), or one operator.
 
     python time_cpu.py --config configs/hymo-nano.toml --batch 4 --len 512 --threads 2 --mode eager --json out.json
     python time_cpu.py --op delta_rule --size B=4,T=512,H=4,dk=32,dv=64
@@ -222,10 +222,24 @@ def model_step(args):
         "head": args.head,
         "head_block": args.head_block,
     }
-    return step, facts
+    return step, facts, model
 
 
 # --- timing ----------------------------------------------------------------------------------
+
+
+def optimizer_times(model, step, args):
+    """Milliseconds of the optimizers' steps, gradients of a whole step before each."""
+    from optim_cpu import Optimizers
+
+    optimizers = Optimizers(model, compiled=args.mode == "compile")
+    times = []
+    for _ in range(args.warmup + args.reps):
+        step()
+        start = time.perf_counter()
+        optimizers.step(1e-6)
+        times.append((time.perf_counter() - start) * 1e3)
+    return times[args.warmup :]
 
 
 def processor():
@@ -280,6 +294,7 @@ def main():
     parser.add_argument("--op", choices=sorted(OPS), help="one operator in place of the model")
     parser.add_argument("--size", default="", help="its sizes: name=number,..")
     parser.add_argument("--list", action="store_true", help="print operators and their sizes")
+    parser.add_argument("--accumulate", type=int, default=0, help="with the optimizers' step, spread over so many micro-batches")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--mode", choices=("eager", "compile"), default="eager")
     parser.add_argument("--malloc", choices=("keep", "system"), default="keep", help="keep: freed memory is reused")
@@ -299,7 +314,7 @@ def main():
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     load_before = os.getloadavg()[0]
-    step, facts = op_step(args) if args.op else model_step(args)
+    step, facts, model = (*op_step(args), None) if args.op else model_step(args)
     result = facts | {
         "mode": args.mode,
         "threads": args.threads,
@@ -311,9 +326,16 @@ def main():
         "load_before": load_before,
     }
     result |= measure(step, args)
-    result["load_after"] = os.getloadavg()[0]
     if args.config:
-        result["tokens_a_second"] = args.batch * args.len / result["step_ms_median"] * 1e3
+        tokens = args.batch * args.len
+        result["tokens_a_second"] = tokens / result["step_ms_median"] * 1e3
+        if n := args.accumulate:
+            times = optimizer_times(model, step, args)
+            result["raw"]["optimizer_ms"], result["optimizer_ms_median"] = times, statistics.median(times)
+            whole = result["whole_step_ms"] = n * result["step_ms_median"] + result["optimizer_ms_median"]
+            result["peak_resident_mib"] = resident("VmHWM") if result["peak_resident_mib"] else None
+            result["tokens_a_second_with_optimizer"] = n * tokens / whole * 1e3
+    result["load_after"] = os.getloadavg()[0]
     print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in result.items() if k != "raw"}, indent=1))
     if args.json:
         with open(args.json, "w") as file:

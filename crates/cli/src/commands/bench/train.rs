@@ -162,8 +162,9 @@ fn add_optimizer(result: &mut Value, args: &Args, step: f64, optimizer: &Times) 
     result["optimizer_ms_median"] = json!(ms);
     result["raw"]["optimizer_ms"] = json!(optimizer.0);
     if micro > 0. {
-        let tokens = micro * f64::from(args.batch) * f64::from(args.len);
-        result["tokens_a_second_with_optimizer"] = json!(tokens / (micro * step + ms) * 1e3);
+        let (tokens, whole) = (micro * f64::from(args.batch) * f64::from(args.len), micro * step + ms);
+        result["whole_step_ms"] = json!(whole);
+        result["tokens_a_second_with_optimizer"] = json!(tokens / whole * 1e3);
     }
 }
 
