@@ -22,7 +22,7 @@ for part in $parts; do
     doctor)
         # One process an operation: what one leaves behind on the GPU is not the next one's.
         for op in embedding rms_norm linear short_conv decay_gate delta_rule gated_norm rotary attention residual router experts \
-            swiglu concat cross_entropy; do
+            swiglu concat cross_entropy model optim; do
             timeout 200 "$hymo" doctor --device cuda --op $op >"$out/doctor-$op.txt" 2>&1
             code=$?
             grep -E "^$op " "$out/doctor-$op.txt" || echo "$op: no table"

@@ -16,7 +16,7 @@ use hymo_tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::exit::Usage;
-use crate::source::{loaded, shown};
+use crate::source::{shown, trained};
 use crate::stop::Stop;
 
 /// How a model is loaded and run.
@@ -215,7 +215,7 @@ pub struct Loaded {
 
 /// Loads the model at `path` with its tokenizer. `snapshots` are bytes for turns to begin from.
 pub fn load(path: &Path, decoding: &Decoding, snapshots: u64) -> anyhow::Result<Loaded> {
-    let (ctx, model) = (Ctx::cpu(), loaded(path)?);
+    let (ctx, model) = (Ctx::cpu(), trained(path)?);
     let Some((tokenizer, _)) = model.tokenizer else {
         let what = format!(
             "{}: there is no tokenizer.json beside the model; text needs the one it was trained with",

@@ -73,12 +73,16 @@ mod gpu {
         Gpu::count() > 0
     }
 
-    /// Libraries from HYMO_CUDA_LIB first; compiled kernels in HYMO_KERNEL_CACHE, or in the user's cache folder.
+    /// Libraries from HYMO_CUDA_LIB first, then a toolkit's, then those of Python's packages; compiled kernels in HYMO_KERNEL_CACHE, or in the user's cache folder.
     fn toolkit() -> Toolkit {
         let mut toolkit = Toolkit::standard();
         if let Some(paths) = std::env::var_os("HYMO_CUDA_LIB") {
             toolkit.libraries.splice(0..0, std::env::split_paths(&paths));
         }
+        let roots = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+        let own = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local"));
+        let usual = [".venv", "/usr/local", "/usr"].map(PathBuf::from);
+        toolkit.search_wheels(roots.chain(own).chain(usual));
         let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let user = || folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
         toolkit.cache = folder("HYMO_KERNEL_CACHE").or_else(|| Some(user()?.join("hymo").join("kernels")));

@@ -36,11 +36,6 @@ pub fn trained(path: &Path) -> anyhow::Result<Model> {
             Usage(format!("{}: no such folder; want a run's folder, a checkpoint or an export", shown(path))).into()
         );
     }
-    loaded(path)
-}
-
-/// As [`trained`], whatever is at the path.
-pub fn loaded(path: &Path) -> anyhow::Result<Model> {
     let model = Model::load(&Ctx::cpu(), path).map_err(train_error)?;
     for problem in &model.passed_over {
         // Standard output is for the answer.

@@ -26,11 +26,11 @@ static MODEL: LazyLock<PathBuf> = LazyLock::new(|| {
     dir
 });
 
-fn hymo(args: &[&str], input: &str) -> Output {
+fn hymo(args: &[&str], input: impl AsRef<[u8]>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hymo"));
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.stdin.take().unwrap().write_all(input.as_ref()).unwrap();
     child.wait_with_output().unwrap()
 }
 
@@ -95,7 +95,17 @@ fn what_is_wrong_is_said() {
         assert!(code == 2 && said.contains(want), "{args:?}: {code} {said}");
     }
     let (code, _, said) = told(&hymo(&["generate", "nowhere"], ""));
-    assert!(code == 1 && said.contains("no model"), "{said}");
+    assert!(code == 2 && said.contains("nowhere: no such folder"), "{said}");
+}
+
+/// A turn is any bytes, a command is text; neither ends the chat.
+#[test]
+fn a_chat_of_bytes() {
+    let args = ["chat", MODEL.to_str().unwrap(), "-n", "3"];
+    let (code, text, said) = told(&hymo(&args, b"caf\xe9 \xff\n/sa\xffve x\nhello\r\n/quit\n"));
+    assert_eq!(code, 0, "{said}");
+    assert!(text.contains("a command is UTF-8"), "{text}");
+    assert_eq!(said.lines().filter(|line| line.contains("from a snapshot")).count(), 2, "{said}");
 }
 
 #[test]

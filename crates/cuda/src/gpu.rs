@@ -150,6 +150,23 @@ impl Gpu {
         &self.0.info
     }
 
+    /// Begins a range of this thread's time that profilers show under `name`.
+    pub fn range(&self, name: &str) -> crate::Range {
+        crate::Range::begin(&self.0.toolkit, name)
+    }
+
+    /// Bytes that this process may still have here, with those that its pool has already.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn available(&self) -> Result<usize> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both pointers are to integers of this frame.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(free + self.stats().fresh)
+    }
+
     /// Makes the context this thread's: first in every call.
     pub(crate) fn enter(&self) -> Result<()> {
         // SAFETY: the context lives as long as this handle.

@@ -21,6 +21,7 @@ mod kernel;
 mod memory;
 mod products;
 mod profile;
+mod range;
 mod toolkit;
 
 pub use compile::{Compiled, Resources, Source, compile};
@@ -30,4 +31,5 @@ pub use kernel::{Arg, Launch};
 pub use memory::{Buffer, Ptr, Stats};
 pub use products::{Kind, Matrix, Product};
 pub use profile::Spent;
+pub use range::Range;
 pub use toolkit::Toolkit;

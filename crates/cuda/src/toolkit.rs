@@ -17,10 +17,8 @@ pub struct Toolkit {
 /// Library file names that a toolkit's folder is searched for, each before those that need it.
 const PRELOAD: &[&str] = &["libnvrtc-builtins.so", "libnvrtc.so", "libcublasLt.so"];
 
-const NVRTC_FIX: &str =
-    "install a CUDA toolkit, or `pip install nvidia-cuda-nvrtc==13.0.*`, and name its lib folder in HYMO_CUDA_LIB";
-const LT_FIX: &str =
-    "install a CUDA toolkit, or `pip install nvidia-cublas==13.*`, and name its lib folder in HYMO_CUDA_LIB";
+const NVRTC_FIX: &str = "install a CUDA toolkit, or `pip install nvidia-cuda-nvrtc==13.0.*` into the active Python environment; HYMO_CUDA_LIB names any other folder";
+const LT_FIX: &str = "install a CUDA toolkit, or `pip install nvidia-cublas==13.*` into the active Python environment; HYMO_CUDA_LIB names any other folder";
 const DRIVER_FIX: &str = "install NVIDIA's driver, or use --device cpu";
 
 impl Toolkit {
@@ -29,6 +27,19 @@ impl Toolkit {
     pub fn standard() -> Self {
         let usual = ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/opt/cuda/lib64"];
         Toolkit { libraries: usual.iter().map(PathBuf::from).collect(), cache: None }
+    }
+
+    /// Adds the folders of NVIDIA's Python packages under each of these installations (a virtual environment, `/usr`, ..),
+    /// `<root>/lib/python3*/{site,dist}-packages/nvidia/*/lib`, in order.
+    pub fn search_wheels(&mut self, roots: impl IntoIterator<Item = PathBuf>) {
+        for root in roots {
+            for python in matching(&root.join("lib"), "python3") {
+                for packages in ["site-packages", "dist-packages"].map(|name| python.join(name).join("nvidia")) {
+                    let lib = |package: PathBuf| package.join("lib");
+                    self.libraries.extend(matching(&packages, "").into_iter().map(lib).filter(|lib| lib.is_dir()));
+                }
+            }
+        }
     }
 
     /// Opens every library of the folders under its full path, so that a later look-up by name finds it. The system's own
@@ -95,5 +106,19 @@ mod tests {
         let error = Error::Missing { library: "NVRTC (libnvrtc)", fix: NVRTC_FIX }.to_string();
         assert!(error.contains("pip install nvidia-cuda-nvrtc"), "{error}");
         assert!(matching(Path::new("there is no such folder"), "lib").is_empty());
+    }
+
+    /// `pip install nvidia-cuda-nvrtc` into an environment is enough: its folders are found without being named.
+    #[test]
+    fn pythons_packages_are_found() {
+        let root = std::env::temp_dir().join(format!("hymo-wheels-{}", std::process::id()));
+        let at = |name: &str| root.join("lib/python3.12/site-packages/nvidia").join(name);
+        for name in ["cu13/lib", "cuda_nvrtc/lib", "cuda_runtime/include"] {
+            std::fs::create_dir_all(at(name)).unwrap();
+        }
+        let mut toolkit = Toolkit::default();
+        toolkit.search_wheels([root.clone(), root.join("no such environment")]);
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(toolkit.libraries, [at("cu13/lib"), at("cuda_nvrtc/lib")]);
     }
 }

@@ -30,6 +30,7 @@
 //! Nothing here reads a clock, a file or the environment: the crate builds for WebAssembly as it is.
 
 mod batch;
+pub mod check;
 pub mod config;
 pub mod cost;
 mod error;
@@ -44,6 +45,6 @@ pub use config::{ModelConfig, Problem, Problems, RunConfig};
 pub use cost::{Cost, CostOptions};
 pub use error::Error;
 pub use net::args;
-pub use net::{HyMo, LayerStats, Losses, Options, State};
+pub use net::{HyMo, LayerStats, LossValues, Losses, Options, State};
 pub use params::{OptimGroup, ParamSpec, ParamTable, Span, Unit};
 pub use store::Params;

@@ -152,7 +152,7 @@ fn gradients_match_differences() {
         let total = |unit: usize, element: usize, delta: f64| {
             let mut p = base.to_f64(&ctx).unwrap();
             p.flats_mut()[unit].flat_mut::<f64>().unwrap()[element] += delta;
-            model.loss(&mut Tape::off(&ctx), &p, &batch, &Options::default()).unwrap().total().unwrap()
+            model.loss(&mut Tape::off(&ctx), &p, &batch, &Options::default()).unwrap().read().unwrap().total
         };
         let mut noise = Noise::new(24);
         for (spec, grad) in base.table().params().iter().zip(&grads) {

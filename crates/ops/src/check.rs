@@ -225,6 +225,13 @@ impl Case {
         &self.name
     }
 
+    /// Rows of its first input, where a gradient is asked for.
+    #[cfg(all(test, feature = "cuda"))]
+    pub(crate) fn tokens_differentiated(&self) -> Option<usize> {
+        let input = self.inputs.first()?;
+        (self.inputs.iter().any(|i| i.kind != Kind::Constant)).then(|| input.dims.first().copied()).flatten()
+    }
+
     /// Bytes of all inputs in `f32`.
     pub(crate) fn input_bytes(&self) -> u64 {
         self.inputs.iter().map(|i| 4 * i.values.len() as u64).sum()
@@ -468,7 +475,8 @@ fn worst(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
 
-fn same_bits(what: &str, a: &[f64], b: &[f64], out: &mut Vec<Deviation>) {
+/// Adds whether two runs gave the same bits: NaN where they did not.
+pub fn same_bits(what: &str, a: &[f64], b: &[f64], out: &mut Vec<Deviation>) {
     let same = a.len() == b.len() && a.iter().zip(b).all(|(x, y)| x.to_bits() == y.to_bits());
     out.push(Deviation { what: format!("{what} run twice"), error: if same { 0. } else { f64::NAN }, bound: 0. });
 }

@@ -57,14 +57,7 @@ impl OpInfo {
         }
         let mut reports = Vec::new();
         for (ctx, dtype) in [(Ctx::cuda(gpu.clone()), DType::F32), (Ctx::cuda(gpu.clone()).bf16(), DType::BF16)] {
-            let more = match self.name {
-                "delta_rule" => crate::delta_rule::gpu_cases(),
-                "attention" => crate::attention::gpu_cases(),
-                "short_conv" => crate::short_conv::gpu_cases(),
-                _ => Vec::new(),
-            };
-            let more = if small { Vec::new() } else { more };
-            for case in (self.cases)().into_iter().chain(more) {
+            for case in self.gpu_cases(small) {
                 // Memory filled beforehand would hide from a checker of memory what is never written.
                 let ctx = if small { ctx.clone() } else { ctx.clone().poisoned() };
                 match case.check_on(&ctx, dtype) {
@@ -75,6 +68,20 @@ impl OpInfo {
             }
         }
         Ok((!reports.is_empty()).then_some(reports))
+    }
+
+    /// What [`OpInfo::check_gpu`] runs.
+    fn gpu_cases(&self, small: bool) -> Vec<Case> {
+        let mut cases = (self.cases)();
+        if !small {
+            cases.extend(match self.name {
+                "delta_rule" => crate::delta_rule::gpu_cases(),
+                "attention" => crate::attention::gpu_cases(),
+                "short_conv" => crate::short_conv::gpu_cases(),
+                _ => Vec::new(),
+            });
+        }
+        cases
     }
 }
 
@@ -88,6 +95,25 @@ mod tests {
             let reports = op.check(&Ctx::cpu()).unwrap();
             assert!(!reports.is_empty(), "{} has no case", op.name);
             reports.iter().for_each(Report::assert);
+        }
+    }
+
+    /// HAZARD 1: on a user's own GPU every operation is checked with every gradient it has, and those that cut a row into
+    /// tiles at every length around two of them. (`packed_linear`, the processor's decoder, has neither gradient nor kernel.)
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn a_gpu_is_asked_for_every_gradient_at_every_length() {
+        for op in OPS.iter().filter(|op| op.name != "packed_linear") {
+            let tokens: Vec<usize> = op.gpu_cases(false).iter().filter_map(Case::tokens_differentiated).collect();
+            assert!(!tokens.is_empty(), "{}", op.name);
+            let rows = match op.name {
+                "delta_rule" => 2,
+                "attention" | "short_conv" => 1,
+                _ => continue,
+            };
+            for len in (1..=130).chain([1000]) {
+                assert!(tokens.contains(&(rows * len)), "{} at {len}", op.name);
+            }
         }
     }
 

@@ -37,10 +37,11 @@ fn blocks(n: usize) -> usize {
     n.div_ceil(1024).min(1 << 12)
 }
 
-/// Σ x² of flat tensors on one GPU, in double precision. Waits for it.
-pub(crate) fn sum_of_squares(flats: &[Tensor]) -> Result<f64> {
-    let Some(first) = flats.first() else { return Ok(0.) };
-    let gpu = first.gpu()?.device().clone();
+/// Σ x² of flat tensors on one GPU, in double precision: `[1]`. Waits for nothing.
+pub(crate) fn sum_of_squares(flats: &[Tensor]) -> Result<Tensor> {
+    let gpu =
+        flats.first().ok_or_else(|| hymo_tensor::Error::value("norm", "gradients", "none", "one or more"))?.gpu()?;
+    let gpu = gpu.device().clone();
     let ctx = Ctx::cuda(gpu.clone());
     let counts: Vec<usize> = flats.iter().map(|t| t.numel().div_ceil(BLOCK)).collect();
     let total = counts.iter().sum::<usize>();
@@ -52,7 +53,16 @@ pub(crate) fn sum_of_squares(flats: &[Tensor]) -> Result<f64> {
         at = at.plus(8 * n);
     }
     launch(&gpu, "float", "sum_all", [1, 1], &[parts.gpu()?.at().into(), total.into(), to.into()])?;
-    Ok(sum.item()?)
+    Ok(sum)
+}
+
+/// What every kernel of a step multiplies gradients by, decided on the GPU: the factor of clipping, or NaN where the sum of
+/// squares is not finite or above `limit`'s square, and then none of them changes anything.
+pub(crate) fn factor(ctx: &Ctx, sum: &Tensor, clip_norm: f64, limit: f64) -> Result<Tensor> {
+    let (sum, factor) = (sum.gpu()?, ctx.empty::<f32>(&[1])?);
+    let args = [sum.at().into(), factor.gpu()?.at().into(), clip_norm.into(), limit.into()];
+    launch(sum.device(), "float", "clip_factor", [1, 1], &args)?;
+    Ok(factor)
 }
 
 /// E <- decay E + (1 - decay) W.
@@ -77,7 +87,7 @@ impl Places {
     }
 }
 
-/// One step of everything: rates are the learning rate and the factor of clipping. Nothing waits.
+/// One step of everything with a learning rate and what [`factor`] made. Waits for nothing.
 pub(crate) fn step(
     ctx: &Ctx,
     config: &OptimConfig,
@@ -85,7 +95,7 @@ pub(crate) fn step(
     state: &mut State,
     params: &mut [Tensor],
     grads: &[Tensor],
-    [lr, clip]: [f64; 2],
+    (lr, clip): (f64, &Tensor),
 ) -> Result<()> {
     let ws = params.iter_mut().map(Tensor::gpu_mut).collect::<hymo_tensor::Result<Vec<_>>>()?;
     let gs = grads.iter().map(Tensor::gpu).collect::<hymo_tensor::Result<Vec<_>>>()?;
@@ -115,7 +125,7 @@ pub(crate) fn step(
         }
     }
     let Some(gpu) = ws.first().map(|w| w.device().clone()) else { return Ok(()) };
-    let work = Work { ctx, gpu: &gpu, config, clip: clip as f32 };
+    let work = Work { ctx, gpu: &gpu, config, clip: clip.gpu()?.at() };
     work.adamw(&adamw, state.steps + 1)?;
     for (shape, all) in normuon {
         let [rows, cols] = shape;
@@ -131,7 +141,7 @@ struct Work<'a> {
     ctx: &'a Ctx,
     gpu: &'a Gpu,
     config: &'a OptimConfig,
-    clip: f32,
+    clip: Ptr,
 }
 
 impl Work<'_> {
@@ -232,7 +242,16 @@ impl Work<'_> {
             std::mem::swap(&mut x, &mut y);
         }
 
-        let list = [table.into(), at(&x)?.into(), sums.into(), rows.into(), cols.into(), c.beta2.into(), c.eps.into()];
+        let list = [
+            table.into(),
+            at(&x)?.into(),
+            sums.into(),
+            rows.into(),
+            cols.into(),
+            c.beta2.into(),
+            c.eps.into(),
+            self.clip.into(),
+        ];
         run("normuon_moments", [rows, n], &list)?;
         let numer = c.rms * ((rows * cols) as f64).sqrt();
         run(
@@ -240,8 +259,16 @@ impl Work<'_> {
             [n, 1],
             &[sums.into(), by.into(), rows.into(), numer.into(), 1f64.into(), 1e-10.into()],
         )?;
-        let list =
-            [table.into(), at(&x)?.into(), by.into(), rows.into(), cols.into(), c.eps.into(), c.cautious_decay.into()];
+        let list = [
+            table.into(),
+            at(&x)?.into(),
+            by.into(),
+            rows.into(),
+            cols.into(),
+            c.eps.into(),
+            c.cautious_decay.into(),
+            self.clip.into(),
+        ];
         run("normuon_apply", [rows, n], &list)
     }
 }

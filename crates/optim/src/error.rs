@@ -85,6 +85,9 @@ pub enum Error {
         /// Last stable step; before `from` when there is none.
         to: u64,
     },
+    /// A model that cannot be made.
+    #[error(transparent)]
+    Model(#[from] hymo_model::Error),
     /// A number out of its range, or an operation refused its input.
     #[error(transparent)]
     Op(#[from] hymo_tensor::Error),

@@ -31,6 +31,7 @@
 //! ```
 
 pub mod adamw;
+pub mod check;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod ema;

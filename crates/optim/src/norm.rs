@@ -15,14 +15,14 @@ pub struct GradNorm {
 }
 
 impl GradNorm {
-    /// Of flat gradients (`f32` or `f64`, contiguous), padding included, which is zero.
+    /// Of flat gradients (`f32` or `f64`, contiguous), padding included, which is zero. On a GPU this waits for it.
     ///
     /// # Errors
     /// A tensor of another dtype, or with gaps.
     pub fn of(grads: &[Tensor]) -> Result<Self, Error> {
         #[cfg(feature = "cuda")]
         if grads.iter().any(Tensor::is_on_gpu) {
-            return Ok(GradNorm { sum: crate::cuda::sum_of_squares(grads)? });
+            return Ok(GradNorm { sum: crate::cuda::sum_of_squares(grads)?.item()? });
         }
         let mut sum = 0.0;
         for flat in grads {

@@ -20,6 +20,17 @@ extern "C" __global__ void sum_all(const double *x, i64 n, double *out) {
     if (threadIdx.x == 0) *out = sum;
 }
 
+// The factor that brings a norm down to clip_norm (0: no clipping), NaN where nothing may move: what was summed is not
+// finite, or the norm is above the limit.
+extern "C" __global__ void clip_factor(const double *sum, float *factor, double clip_norm, double limit) {
+    if (threadIdx.x != 0) return;
+    double norm = sqrt(*sum), by = clip_norm > 0 && norm > clip_norm ? clip_norm / norm : 1.;
+    *factor = norm < INFINITY && norm <= limit ? (float)by : __int_as_float(0x7fffffff);
+}
+
+// Whether a step was refused.
+DEVICE bool refused(float factor) { return !(factor == factor); }
+
 extern "C" __global__ void average(float *to, const float *x, i64 n, float keep, float take) {
     EACH(i, n) to[i] = keep * to[i] + take * x[i];
 }
@@ -36,9 +47,11 @@ struct Member {
 DEVICE bool agree(float m, float g) { return (m > 0.f && g > 0.f) || (m < 0.f && g < 0.f); }
 
 // m and v of a block of `per` elements, and how many of them the mask lets through.
-extern "C" __global__ void adamw_moments(const Member *members, const int *owner, int *counts, i64 per, float clip,
-                                         float beta1, float take1, float beta2, float take2) {
+extern "C" __global__ void adamw_moments(const Member *members, const int *owner, int *counts, i64 per,
+                                         const float *factor, float beta1, float take1, float beta2, float take2) {
     __shared__ int part[33];
+    float clip = *factor;
+    if (refused(clip)) return;
     Member o = members[owner[blockIdx.x]];
     i64 from = (blockIdx.x - o.first) * per, end = min(from + per, o.numel);
     int count = 0;
@@ -52,9 +65,11 @@ extern "C" __global__ void adamw_moments(const Member *members, const int *owner
     if (threadIdx.x == 0) counts[blockIdx.x] = count;
 }
 
-extern "C" __global__ void adamw_apply(const Member *members, const int *owner, const int *counts, i64 per, float clip,
-                                       float correct1, float correct2, float eps, int cautious) {
+extern "C" __global__ void adamw_apply(const Member *members, const int *owner, const int *counts, i64 per,
+                                       const float *factor, float correct1, float correct2, float eps, int cautious) {
     __shared__ i64 part[33];
+    float clip = *factor;
+    if (refused(clip)) return;
     Member o = members[owner[blockIdx.x]];
     i64 from = (blockIdx.x - o.first) * per, end = min(from + per, o.numel), count = 0;
     float rate = o.lr;
@@ -80,9 +95,11 @@ struct Matrix {
 };
 
 // M, and X into the batch's memory, a block a row; sums [batch, rows] of X's squares.
-extern "C" __global__ void normuon_momentum(const Matrix *matrices, T *x, double *sums, i64 rows, i64 cols, float clip,
-                                            float beta1, float take1, int nesterov) {
+extern "C" __global__ void normuon_momentum(const Matrix *matrices, T *x, double *sums, i64 rows, i64 cols,
+                                            const float *factor, float beta1, float take1, int nesterov) {
     __shared__ double part[33];
+    float clip = *factor;
+    if (refused(clip)) return;
     Matrix o = matrices[blockIdx.y];
     i64 row = blockIdx.x, at = row * cols;
     T *to = x + (blockIdx.y * rows + row) * cols;
@@ -124,8 +141,9 @@ extern "C" __global__ void normuon_poly(const T *a, T *d, i64 r, float two, floa
 
 // v of a row from O, a block a row; sums become those of the squares of O over its root.
 extern "C" __global__ void normuon_moments(const Matrix *matrices, const T *x, double *sums, i64 rows, i64 cols,
-                                           double beta2, double eps) {
+                                           double beta2, double eps, const float *factor) {
     __shared__ double part[33];
+    if (refused(*factor)) return;
     i64 row = blockIdx.x;
     const T *own = x + (blockIdx.y * rows + row) * cols;
     double sum = 0;
@@ -140,7 +158,8 @@ extern "C" __global__ void normuon_moments(const Matrix *matrices, const T *x, d
 }
 
 extern "C" __global__ void normuon_apply(const Matrix *matrices, const T *x, const float *scales, i64 rows, i64 cols,
-                                         double eps, int cautious) {
+                                         double eps, int cautious, const float *factor) {
+    if (refused(*factor)) return;
     Matrix o = matrices[blockIdx.y];
     i64 row = blockIdx.x, at = row * cols;
     const T *own = x + (blockIdx.y * rows + row) * cols;

@@ -22,11 +22,12 @@ pub enum Outcome {
         /// Factor that clipping put on it, 1 for none.
         clip: f64,
     },
-    /// A gradient is not finite. Neither a parameter nor the state changed, and the step is not counted.
+    /// A gradient is not finite, or its norm above a limit. Neither a parameter nor the state changed, and the step is not counted.
     Refused {
-        /// The norm: infinite, or no number.
+        /// The norm: infinite, no number, or above the limit.
         grad_norm: f64,
-        /// Parameters whose gradients are not finite; none when the norm was handed in and says so of other ranks.
+        /// Parameters whose gradients are not finite; none when the norm was handed in and says so of other ranks, or when it
+        /// is above the limit.
         params: Vec<String>,
     },
 }
@@ -146,8 +147,32 @@ impl Optimizer {
     /// [`Error::Layout`] for other buffers than those of the start, a learning rate that is negative or not finite, and
     /// buffers that something else still holds. Nothing has changed then.
     pub fn step(&mut self, ctx: &Ctx, params: &mut [Tensor], grads: &[Tensor], lr: f64) -> Result<Outcome, Error> {
-        self.state.check("gradients", grads)?;
-        self.step_with(ctx, params, grads, lr, GradNorm::of(grads)?)
+        self.step_below(ctx, params, grads, lr, f64::INFINITY)
+    }
+
+    /// [`Optimizer::step`], refused also where the gradient's norm is above `limit`; no parameter is named then. On a GPU all of
+    /// it is decided there, and waited for once, when everything has been asked for.
+    ///
+    /// # Errors
+    /// As [`Optimizer::step`].
+    pub fn step_below(
+        &mut self,
+        ctx: &Ctx,
+        params: &mut [Tensor],
+        grads: &[Tensor],
+        lr: f64,
+        limit: f64,
+    ) -> Result<Outcome, Error> {
+        self.check(params, grads, lr)?;
+        #[cfg(feature = "cuda")]
+        if params.iter().any(Tensor::is_on_gpu) {
+            return self.on_gpu(ctx, params, grads, (lr, limit), crate::cuda::sum_of_squares(grads)?);
+        }
+        let norm = GradNorm::of(grads)?;
+        if norm.value() > limit {
+            return Ok(Outcome::Refused { grad_norm: norm.value(), params: self.not_finite(grads)? });
+        }
+        self.step_with(ctx, params, grads, lr, norm)
     }
 
     /// [`Optimizer::step`] with a norm of one's own, such as that of the gradients of all ranks.
@@ -162,31 +187,56 @@ impl Optimizer {
         lr: f64,
         norm: GradNorm,
     ) -> Result<Outcome, Error> {
-        self.state.check("parameters", params)?;
-        self.state.check("gradients", grads)?;
-        if !(lr.is_finite() && lr >= 0.0) {
-            return Err(hymo_tensor::Error::value("optimizer", "lr", lr, "finite, not negative").into());
-        }
-        if self.state.steps >= MOST_STEPS {
-            return Err(hymo_tensor::Error::value("optimizer", "steps", self.state.steps, "fewer").into());
+        self.check(params, grads, lr)?;
+        #[cfg(feature = "cuda")]
+        if params.iter().any(Tensor::is_on_gpu) {
+            return self.on_gpu(ctx, params, grads, (lr, f64::INFINITY), Tensor::scalar(ctx, norm.sum())?);
         }
         let grad_norm = norm.value();
         if !norm.is_finite() {
             return Ok(Outcome::Refused { grad_norm, params: self.not_finite(grads)? });
         }
         let clip = norm.clip(self.config.clip_norm);
-        #[cfg(feature = "cuda")]
-        if params.iter().any(Tensor::is_on_gpu) {
-            let Optimizer { config, groups, state, .. } = self;
-            crate::cuda::step(ctx, config, groups, state, params, grads, [lr, clip])?;
-            state.steps += 1;
-            return Ok(Outcome::Stepped { grad_norm, clip });
-        }
         match self.state.dtype() {
             DType::F64 => self.run::<f64>(ctx, params, grads, lr, clip)?,
             _ => self.run::<f32>(ctx, params, grads, lr, clip)?,
         }
         Ok(Outcome::Stepped { grad_norm, clip })
+    }
+
+    /// A step whose norm's square, `sum`, is on the GPU: what may move and by how much is decided there.
+    #[cfg(feature = "cuda")]
+    fn on_gpu(
+        &mut self,
+        ctx: &Ctx,
+        params: &mut [Tensor],
+        grads: &[Tensor],
+        (lr, limit): (f64, f64),
+        sum: Tensor,
+    ) -> Result<Outcome, Error> {
+        let Optimizer { config, groups, state, .. } = self;
+        let factor = crate::cuda::factor(ctx, &sum, config.clip_norm, limit)?;
+        crate::cuda::step(ctx, config, groups, state, params, grads, (lr, &factor))?;
+        let norm = GradNorm::from_sum(sum.item()?);
+        let grad_norm = norm.value();
+        if !norm.is_finite() || grad_norm > limit {
+            return Ok(Outcome::Refused { grad_norm, params: self.not_finite(grads)? });
+        }
+        let clip = norm.clip(config.clip_norm);
+        state.steps += 1;
+        Ok(Outcome::Stepped { grad_norm, clip })
+    }
+
+    fn check(&self, params: &[Tensor], grads: &[Tensor], lr: f64) -> Result<(), Error> {
+        self.state.check("gradients", grads)?;
+        self.state.check("parameters", params)?;
+        if !(lr.is_finite() && lr >= 0.0) {
+            return Err(hymo_tensor::Error::value("optimizer", "lr", lr, "finite, not negative").into());
+        }
+        if self.state.steps >= MOST_STEPS {
+            return Err(hymo_tensor::Error::value("optimizer", "steps", self.state.steps, "fewer").into());
+        }
+        Ok(())
     }
 
     fn not_finite(&self, grads: &[Tensor]) -> Result<Vec<String>, Error> {

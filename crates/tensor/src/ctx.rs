@@ -83,6 +83,26 @@ impl Ctx {
         Ok(())
     }
 
+    /// Bytes that this process may still have on a GPU, with those that it has; `None` on the processor.
+    pub fn available_memory(&self) -> Result<Option<usize>> {
+        match &self.device {
+            Device::Cpu => Ok(None),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(gpu) => Ok(Some(gpu.available()?)),
+        }
+    }
+
+    /// Runs `work` as a range that NVIDIA's profilers show under `name`; on the processor it just runs.
+    pub fn range<T>(&self, name: &str, work: impl FnOnce() -> T) -> T {
+        #[cfg(feature = "cuda")]
+        let _range = match &self.device {
+            Device::Cuda(gpu) => Some(gpu.range(name)),
+            Device::Cpu => None,
+        };
+        let _ = name;
+        work()
+    }
+
     /// What computes, for people: `cpu`, or a GPU's name, architecture, memory and what activations are.
     pub fn describe(&self) -> String {
         match &self.device {

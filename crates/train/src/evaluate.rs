@@ -113,7 +113,7 @@ pub fn evaluate(
             let batch = Batch::new(micro.rows, len, modules, &micro.tokens, &micro.documents)?;
             let losses = net.loss(&mut Tape::off(ctx), params, &batch, &Options::default())?;
             let targets: Vec<u64> = batch.counts().valid.iter().map(|&n| n as u64).collect();
-            let nll = losses.depths().iter().zip(&targets).map(|(mean, &n)| mean * n as f64).collect();
+            let nll = losses.read()?.depths.iter().zip(&targets).map(|(mean, &n)| mean * n as f64).collect();
             scores.add(&Scores { nll, targets, bytes: batch.ahead(1).into_iter().map(|id| bytes.get(id)).sum() });
         }
         tokens += step.tokens;

@@ -5,7 +5,6 @@ use crate::trainer::Saved;
 use crate::{Error, LoopState, Trainer};
 use hymo_data::loader::{MicroBatch, Step};
 use hymo_model::config::OnNonFinite;
-use hymo_optim::GradNorm;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -37,25 +36,32 @@ impl fmt::Display for Fault {
 }
 
 impl Trainer {
-    /// Whether this norm is a spike; whether it is finite is the optimizer's to see.
-    pub(crate) fn fault(&self, norm: GradNorm) -> Option<Fault> {
-        let (limit, norm, recent) = (self.config.train.spike, norm.value(), &self.state.norms);
-        if limit == 0. || !norm.is_finite() || recent.len() < ENOUGH {
+    /// The median of the norms of the steps before, where it is one to measure spikes against.
+    pub(crate) fn usual(&self) -> Option<f64> {
+        let recent = &self.state.norms;
+        if self.config.train.spike == 0. || recent.len() < ENOUGH {
             return None;
         }
         let mut sorted = recent.clone();
         sorted.sort_by(f64::total_cmp);
-        let median = sorted[sorted.len() / 2];
-        (norm > limit * median).then_some(Fault::Spike { norm, median })
+        Some(sorted[sorted.len() / 2])
+    }
+
+    /// Why a step was refused: its norm, the parameters whose gradients are not finite, and what was [`Trainer::usual`].
+    pub(crate) fn fault(norm: f64, params: Vec<String>, usual: Option<f64>) -> Fault {
+        match usual {
+            Some(median) if norm.is_finite() => Fault::Spike { norm, median },
+            _ => Fault::NonFinite(params.into_iter().next().unwrap_or_default()),
+        }
     }
 
     /// A step has moved the parameters.
-    pub(crate) fn accept(&mut self, norm: GradNorm) {
+    pub(crate) fn accept(&mut self, norm: f64) {
         self.state.in_a_row = 0;
         if self.config.train.spike > 0. {
             let norms = &mut self.state.norms;
             norms.drain(..norms.len().saturating_sub(RECENT - 1));
-            norms.push(norm.value());
+            norms.push(norm);
         }
     }
 

@@ -5,6 +5,7 @@
 
 use crate::Error;
 use hymo_tape::Observer;
+use hymo_tensor::Ctx;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,12 +55,12 @@ impl Profile {
         f(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Runs `work` as a span of the trace.
-    pub(crate) fn span<T>(this: Option<&Arc<Self>>, name: &str, work: impl FnOnce() -> T) -> T {
-        let Some(profile) = this else { return work() };
+    /// Runs `work` as a span of the trace, and as a range of the GPU's own profilers.
+    pub(crate) fn span<T>(ctx: &Ctx, this: Option<&Arc<Self>>, name: &str, work: impl FnOnce() -> T) -> T {
+        let Some(profile) = this else { return ctx.range(name, work) };
         let begun = profile.now();
         profile.with(|inner| inner.last = begun);
-        let done = work();
+        let done = ctx.range(name, work);
         let ended = profile.now();
         profile.with(|inner| inner.events.push(span(name, "phase", (begun, ended), json!({}))));
         done

@@ -1,14 +1,14 @@
 //! One step, top to bottom.
 
-use crate::guard::Fault;
 use crate::profile::Profile;
 use crate::record::{StepReport, now};
 use crate::{Error, Trainer};
 use hymo_data::loader::MicroBatch;
-use hymo_model::{Batch, Counts, LayerStats, Options};
+use hymo_model::{Batch, Counts, LayerStats, LossValues, Options};
 use hymo_ops::router::bias_update;
-use hymo_optim::{GradNorm, Outcome};
+use hymo_optim::Outcome;
 use hymo_tape::{Observer, Tape};
+use hymo_tensor::Ctx;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,13 +22,22 @@ impl Trainer {
     pub fn step(&mut self, dump: &Path) -> Result<Option<StepReport>, Error> {
         let profile = self.profile.clone();
         let number = self.state.step + 1;
-        Profile::span(profile.as_ref(), &format!("step {number}"), || self.step_inside(dump, profile.as_ref()))
+        let ctx = self.ctx.clone();
+        let name = format!("step {number}");
+        Profile::span(&ctx, profile.as_ref(), &name, || self.step_inside(&ctx, dump, profile.as_ref()))
     }
 
     // tidy: long, the step
-    fn step_inside(&mut self, dump: &Path, profile: Option<&Arc<Profile>>) -> Result<Option<StepReport>, Error> {
+    fn step_inside(
+        &mut self,
+        ctx: &Ctx,
+        dump: &Path,
+        profile: Option<&Arc<Profile>>,
+    ) -> Result<Option<StepReport>, Error> {
         let start = Instant::now();
-        let Some(data) = Profile::span(profile, "wait for data", || self.data.next_step())? else { return Ok(None) };
+        let Some(data) = Profile::span(ctx, profile, "wait for data", || self.data.next_step())? else {
+            return Ok(None);
+        };
         let data_seconds = start.elapsed().as_secs_f64();
 
         // Means are over the whole step, so that how it is cut into micro-batches changes nothing.
@@ -36,46 +45,47 @@ impl Trainer {
         let options = Options { checkpoint: self.recomputed(), counts: Some(counts) };
         let mut grads = match self.grads.take() {
             Some(grads) => grads,
-            None => self.params.zero_grads(&self.ctx)?,
+            None => self.params.zero_grads(ctx)?,
         };
         for flat in grads.flats_mut() {
             flat.clear()?;
         }
 
-        let mut sums = Sums::new(data.valid.len());
+        let mut passes = Vec::with_capacity(data.micro.len());
         for micro in &data.micro {
             let batch = self.batch(micro)?;
-            let mut tape =
-                Tape::training(&self.ctx, grads).observed(profile.map(|p| Arc::clone(p) as Arc<dyn Observer>));
+            let mut tape = Tape::training(ctx, grads).observed(profile.map(|p| Arc::clone(p) as Arc<dyn Observer>));
             let forward = || self.model.loss(&mut tape, &self.params, &batch, &options);
-            let losses = Profile::span(profile, "forward", forward)?;
-            sums.add(losses.depths(), losses.total()?, losses.balance()?, &losses.stats);
-            let done = Profile::span(profile, "backward", || tape.backward(&losses.seeds()))?;
+            let losses = Profile::span(ctx, profile, "forward", forward)?;
+            let done = Profile::span(ctx, profile, "backward", || tape.backward(&losses.seeds()))?;
             grads = done.into_params().expect("invariant: a training tape returns its gradients");
+            passes.push(losses);
         }
 
         self.state.step += 1;
-        let norm = Profile::span(profile, "gradient norm", || GradNorm::of(grads.flats()))?;
         let lr = self.config.optim.lr * self.schedule.factor(self.state.step);
-        let refused = match self.fault(norm) {
-            Some(fault) => Some(fault),
-            None => match Profile::span(profile, "optimizer", || {
-                self.optimizer.step_with(&self.ctx, self.params.flats_mut(), grads.flats(), lr, norm)
-            })? {
-                Outcome::Stepped { .. } => None,
-                Outcome::Refused { params, .. } => {
-                    Some(Fault::NonFinite(params.into_iter().next().unwrap_or_default()))
-                }
-            },
+        let usual = self.usual();
+        let limit = usual.map_or(f64::INFINITY, |median| self.config.train.spike * median);
+        // On a GPU the whole step has been asked for by now, and is waited for in here.
+        let outcome = Profile::span(ctx, profile, "optimizer", || {
+            self.optimizer.step_below(ctx, self.params.flats_mut(), grads.flats(), lr, limit)
+        })?;
+        let (norm, refused) = match outcome {
+            Outcome::Stepped { grad_norm, .. } => (grad_norm, None),
+            Outcome::Refused { grad_norm, params } => (grad_norm, Some(Self::fault(grad_norm, params, usual))),
         };
         self.grads = Some(grads);
+        let mut sums = LossValues::default();
+        for losses in passes {
+            add(&mut sums, losses.read()?);
+        }
         let refused = match refused {
             Some(fault) => Some(self.refuse(&data, &fault, dump)?),
             None => {
                 self.accept(norm);
                 self.state.tokens += data.tokens;
-                self.balance(&sums.stats)?;
-                self.clip_queries(&sums.stats)?;
+                self.balance(&sums.layers)?;
+                self.clip_queries(&sums.layers)?;
                 if let Some(ema) = &mut self.ema {
                     ema.update(self.params.flats())?;
                 }
@@ -83,20 +93,20 @@ impl Trainer {
             }
         };
         let seconds = start.elapsed().as_secs_f64();
-        let layers = sums.stats.iter().filter(|s| !s.expert_counts.is_empty());
+        let layers = sums.layers.iter().filter(|s| !s.expert_counts.is_empty());
         Ok(Some(StepReport {
             step: self.state.step,
             time: now(),
-            losses: sums.losses,
+            losses: sums.depths,
             total: sums.total,
             balance: sums.balance,
             lr,
-            grad_norm: norm.value(),
+            grad_norm: norm,
             stepped: refused.is_none(),
             refused,
             max_violation: layers.clone().map(max_violation).collect(),
             expert_load: layers.map(load).collect(),
-            max_logits: sums.stats.iter().filter(|s| !s.max_logits.is_empty()).map(largest).collect(),
+            max_logits: sums.layers.iter().filter(|s| !s.max_logits.is_empty()).map(largest).collect(),
             tokens: data.tokens,
             total_tokens: self.state.tokens,
             epoch: data.begins.epoch(),
@@ -150,30 +160,17 @@ fn largest(stats: &LayerStats) -> f64 {
     stats.max_logits.iter().copied().fold(f64::NEG_INFINITY, f64::max)
 }
 
-/// Sums over the micro-batches of a step.
-struct Sums {
-    losses: Vec<f64>,
-    total: f64,
-    balance: f64,
-    stats: Vec<LayerStats>,
-}
-
-impl Sums {
-    fn new(depths: usize) -> Self {
-        Sums { losses: vec![0.; depths], total: 0., balance: 0., stats: Vec::new() }
+/// Adds a micro-batch to the step.
+fn add(sums: &mut LossValues, more: LossValues) {
+    if sums.depths.is_empty() {
+        *sums = more;
+        return;
     }
-
-    fn add(&mut self, losses: &[f64], total: f64, balance: f64, stats: &[LayerStats]) {
-        self.losses.iter_mut().zip(losses).for_each(|(sum, loss)| *sum += loss);
-        self.total += total;
-        self.balance += balance;
-        if self.stats.is_empty() {
-            self.stats = stats.to_vec();
-            return;
-        }
-        for (sum, more) in self.stats.iter_mut().zip(stats) {
-            sum.expert_counts.iter_mut().zip(&more.expert_counts).for_each(|(a, b)| *a += b);
-            sum.max_logits.iter_mut().zip(&more.max_logits).for_each(|(a, b)| *a = a.max(*b));
-        }
+    sums.depths.iter_mut().zip(more.depths).for_each(|(sum, loss)| *sum += loss);
+    sums.total += more.total;
+    sums.balance += more.balance;
+    for (sum, more) in sums.layers.iter_mut().zip(more.layers) {
+        sum.expert_counts.iter_mut().zip(more.expert_counts).for_each(|(a, b)| *a += b);
+        sum.max_logits.iter_mut().zip(more.max_logits).for_each(|(a, b)| *a = a.max(b));
     }
 }

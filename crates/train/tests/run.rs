@@ -241,8 +241,8 @@ fn a_trace_shows_every_operation_in_its_layer() {
     assert_eq!((named("delta_rule").len(), named("delta_rule backward").len()), (4 * (3 + 2 + 1), 4 * (3 + 2)));
     assert!(named("delta_rule").iter().any(|e| e["args"]["part"] == "prediction module 2"));
     assert!(named("attention").iter().all(|e| e["args"]["part"] == "layer 3"));
-    for name in ["optimizer", "gradient norm", "wait for data"] {
-        assert_eq!(named(name).len(), 2);
+    for (name, times) in [("optimizer", 2), ("forward", 4), ("backward", 4), ("wait for data", 2)] {
+        assert_eq!(named(name).len(), times, "{name}");
     }
     let (begin, end) = span(named("step 2")[0]);
     let inside = |e: &&serde_json::Value| (begin..=end).contains(&span(e).0) && span(e).1 <= end + 1.;

@@ -64,7 +64,7 @@ fn chat(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     let mut history = History::new(template.as_deref(), args.system.as_deref())?;
     let stop = Stop::listen("leaving")?;
-    let mut lines = io::stdin().lock().lines();
+    let mut lines = io::stdin().lock().split(b'\n');
     loop {
         write!(out, "> ")?;
         out.flush()?;
@@ -72,10 +72,11 @@ fn chat(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             Some(line) if !stop.asked() => line.context("standard input")?,
             _ => return Ok(writeln!(out)?),
         };
-        match command(line.trim(), &mut history, out)? {
+        let line = line.trim_ascii();
+        match command(line, &mut history, out)? {
             Said::Leave => return Ok(()),
             Said::Nothing => {}
-            Said::Text => turn(args, &mut loaded, &mut history, line.trim(), (out, &stop))?,
+            Said::Text => turn(args, &mut loaded, &mut history, line, (out, &stop))?,
         }
     }
 }
@@ -87,7 +88,15 @@ enum Said {
     Text,
 }
 
-fn command(line: &str, history: &mut History, out: &mut dyn Write) -> anyhow::Result<Said> {
+/// Does what a line asks for. A turn may be any bytes: the model reads bytes, and a file piped in need not be UTF-8.
+fn command(line: &[u8], history: &mut History, out: &mut dyn Write) -> anyhow::Result<Said> {
+    if !line.is_empty() && !line.starts_with(b"/") {
+        return Ok(Said::Text);
+    }
+    let Ok(line) = std::str::from_utf8(line) else {
+        writeln!(out, "{}: a command is UTF-8; want /reset, /save FILE or /quit", String::from_utf8_lossy(line))?;
+        return Ok(Said::Nothing);
+    };
     let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
     match word {
         "" => Ok(Said::Nothing),
@@ -106,11 +115,10 @@ fn command(line: &str, history: &mut History, out: &mut dyn Write) -> anyhow::Re
             }
             Ok(Said::Nothing)
         }
-        word if word.starts_with('/') => {
+        word => {
             writeln!(out, "{word}: want /reset, /save FILE or /quit")?;
             Ok(Said::Nothing)
         }
-        _ => Ok(Said::Text),
     }
 }
 
@@ -118,11 +126,11 @@ fn turn(
     args: &Args,
     loaded: &mut Loaded,
     history: &mut History,
-    text: &str,
+    text: &[u8],
     (out, stop): (&mut dyn Write, &Stop),
 ) -> anyhow::Result<()> {
     let Loaded { generator, tokenizer } = loaded;
-    history.push(Role::User, text.as_bytes().to_vec(), tokenizer.encode(text.as_bytes())?);
+    history.push(Role::User, text.to_vec(), tokenizer.encode(text)?);
     let prompt = history.tokens(tokenizer)?;
     let mut options = args.sampling.options();
     options.stop_tokens.push(tokenizer.special(history::END_OF_TURN)?);

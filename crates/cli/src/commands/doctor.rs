@@ -17,14 +17,15 @@ use crate::exit::Usage;
 /// Checks every operation and its gradients on this machine
 ///
 /// The fast path of every operation is compared with plain loops in double precision, those with central differences, on
-/// memory filled with NaN, twice. Then a small model's decay parameters are scanned. Exit code 1 when anything is off.
+/// memory filled with NaN, twice; then a whole small model, packed and not, and the optimizers. A small model's decay
+/// parameters are scanned. Exit code 1 when anything is off.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   hymo doctor
   hymo doctor --op delta_rule --verbose
   hymo doctor --json > doctor.json")]
 pub struct Args {
-    /// Check only this operation (may be given several times)
+    /// Check only this operation, or `model` or `optim` (may be given several times)
     #[arg(long, value_name = "NAME")]
     op: Vec<String>,
 
@@ -71,21 +72,17 @@ impl Finding {
 
 /// Runs the command.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let chosen = choose(&args.op)?;
+    let chosen = parts(&args.op)?;
     let ctx = args.compute.ctx()?;
     if !args.json {
         writeln!(out, "{}\n", machine(&ctx))?;
-        writeln!(
-            out,
-            "{:<16} {:>5} {:>11} {:>13} {:>8}",
-            "operation", "cases", "comparisons", "of its bound", "seconds"
-        )?;
+        writeln!(out, "{:<16} {:>5} {:>11} {:>13} {:>8}", "part", "cases", "comparisons", "of its bound", "seconds")?;
     }
     let mut findings = Vec::new();
-    for op in chosen {
+    for part in chosen {
         let start = Instant::now();
-        let Some(reports) = check(op, &ctx, args.small)? else { continue };
-        let finding = Finding { name: op.name, reports, seconds: start.elapsed().as_secs_f64() };
+        let Some(reports) = part.check(&ctx, args.small)? else { continue };
+        let finding = Finding { name: part.name(), reports, seconds: start.elapsed().as_secs_f64() };
         if !args.json {
             print(&finding, args.verbose, out)?;
         }
@@ -102,9 +99,71 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     anyhow::ensure!(failed.is_empty(), "wrong numbers on this machine: {}", failed.join(", "));
     anyhow::ensure!(dead.is_empty(), "{} dead heads in fresh parameters", dead.len());
     if !args.json {
-        writeln!(out, "{} operations compute the right numbers here.", findings.len())?;
+        let parts = if findings.len() == 1 { "part computes" } else { "parts compute" };
+        writeln!(out, "{} {parts} the right numbers here.", findings.len())?;
     }
     Ok(())
+}
+
+/// What is checked on its own.
+#[derive(Clone, Copy)]
+enum Part {
+    Op(&'static OpInfo),
+    Model,
+    Optim,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Part::Op(op) => op.name,
+            Part::Model => "model",
+            Part::Optim => "optim",
+        }
+    }
+
+    /// Its comparisons; `None` where it is not for this device.
+    fn check(self, ctx: &Ctx, small: bool) -> anyhow::Result<Option<Vec<Report>>> {
+        let whole = match self {
+            Part::Op(op) => return Ok(check(op, ctx, small)?),
+            Part::Model => |ctx: &Ctx| Ok::<_, anyhow::Error>(hymo_model::check::check(ctx)?),
+            Part::Optim => |ctx: &Ctx| Ok(hymo_optim::check::check(ctx)?),
+        };
+        let mut contexts = vec![ctx.clone()];
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(gpu) = ctx.device() {
+            contexts = vec![Ctx::cuda(gpu.clone()), Ctx::cuda(gpu.clone()).bf16()];
+        }
+        // Memory filled beforehand would hide from a checker of memory what is never written.
+        let fill = |ctx: Ctx| if small { ctx } else { ctx.poisoned() };
+        let reports = contexts.into_iter().map(|ctx| whole(&fill(ctx))).collect::<anyhow::Result<Vec<_>>>()?;
+        Ok(Some(reports.concat()))
+    }
+}
+
+/// The parts of these names, each once; all without names.
+fn parts(names: &[String]) -> Result<Vec<Part>, Usage> {
+    let whole = [Part::Model, Part::Optim];
+    let all = || OPS.iter().map(Part::Op).chain(whole);
+    if names.is_empty() {
+        return Ok(all().collect());
+    }
+    let find = |name: &String| {
+        all().find(|part| part.name() == name).ok_or_else(|| {
+            let known: Vec<&str> = all().map(Part::name).collect();
+            let name = one_line(name, 80);
+            Usage(format!("no operation is called \"{name}\"; there are: {}", known.join(", ")))
+        })
+    };
+    let mut chosen: Vec<Part> = Vec::new();
+    for part in names.iter().map(find) {
+        let part = part?;
+        // Asked for twice, checked once.
+        if !chosen.iter().any(|c| c.name() == part.name()) {
+            chosen.push(part);
+        }
+    }
+    Ok(chosen)
 }
 
 /// The operations of these names, each once; all without names.
@@ -193,13 +252,13 @@ mod tests {
 
     #[test]
     fn checks_the_operations_asked_for() {
-        let op = ["rms_norm", "linear", "rms_norm"].map(String::from).to_vec();
+        let op = ["rms_norm", "optim", "rms_norm"].map(String::from).to_vec();
         let args = Args { op, compute: Compute::CPU, small: false, verbose: true, json: false };
         let text = said(&args);
-        assert!(text.contains("2 operations compute the right numbers here."), "{text}");
+        assert!(text.contains("2 parts compute the right numbers here."), "{text}");
         assert!(text.contains("ok   rms_norm") && text.contains("d_w by differences"), "{text}");
         let json: Value = serde_json::from_str(&said(&Args { verbose: false, json: true, ..args })).unwrap();
-        assert_eq!((&json["ok"], &json["ops"][1]["name"]), (&json!(true), &json!("linear")));
+        assert_eq!((&json["ok"], &json["ops"][1]["name"]), (&json!(true), &json!("optim")));
     }
 
     #[test]
@@ -207,7 +266,12 @@ mod tests {
         let args =
             Args { op: vec!["rmsnorm".into()], compute: Compute::CPU, small: false, verbose: false, json: false };
         let error = run(&args, &mut Vec::new()).unwrap_err();
-        assert!(error.is::<Usage>() && error.to_string().contains("operations: embedding, rms_norm"), "{error}");
+        assert!(
+            error.is::<Usage>()
+                && error.to_string().contains("there are: embedding, rms_norm")
+                && error.to_string().contains("model, optim"),
+            "{error}"
+        );
     }
 
     /// A wrong number anywhere must show: the largest share is NaN when any error is.

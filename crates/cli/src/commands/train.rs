@@ -8,13 +8,14 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::bail;
+use hymo_model::{Cost, CostOptions};
 use hymo_tensor::par;
 use hymo_train::profile::ProfileOptions;
 use hymo_train::run::{Ending, Resume, Run, RunOptions};
 
 use crate::ceilings;
 use crate::device::Compute;
-use crate::exit::train_error;
+use crate::exit::{Usage, train_error};
 use crate::numbers::bytes;
 use crate::source::run_config;
 use crate::stop::Stop;
@@ -122,10 +123,23 @@ fn train(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         out.write_all(table::start(&run, peak)?.as_bytes())?;
         out.flush()?;
     }
+    fits(&run)?;
     if args.dry_run {
         return Ok(());
     }
     follow(&mut run, style, Some(stop), out)
+}
+
+/// Refuses what a GPU cannot hold, before it has taken a step.
+fn fits(run: &Run) -> anyhow::Result<()> {
+    let Some(room) = run.ctx().available_memory()? else { return Ok(()) };
+    let config = run.trainer().config();
+    let sizes = CostOptions { context: config.model.context_length, batch: config.train.micro_rows };
+    let plan = memory::Plan::new(run.trainer(), &Cost::new(&config.model, sizes)?);
+    match plan.refusal(room as u64) {
+        Some(problem) => Err(Usage(problem).into()),
+        None => Ok(()),
+    }
 }
 
 /// Runs to the end and says where everything is.

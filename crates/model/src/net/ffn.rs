@@ -104,7 +104,7 @@ impl Moe {
         let routed = router::apply(tape, n, &pass.var(&self.router)?, bias, &pass.docs, args)?;
         // HAZARD 15: a second run for the gradients counts nothing.
         if !tape.recomputing() {
-            pass.stats()[layer].expert_counts.clone_from(&routed.counts);
+            pass.measured()[layer].experts = Some(routed.tally);
         }
         let y = experts::apply(tape, n, &routed.chosen, &routed.gates, &pass.var(&self.w13)?, &pass.var(&self.w2)?)?;
         let y = match &self.shared {

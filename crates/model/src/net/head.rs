@@ -34,13 +34,11 @@ impl Head {
         n: &Var,
         targets: &[i32],
         (weight, count): (f64, f64),
-    ) -> Result<(Var, f64)> {
+    ) -> Result<(Var, Mean)> {
         let LossConfig { z_loss, soft_cap } = self.loss;
         let args = cross_entropy::Args { weight, count, z_loss, soft_cap };
         let (loss, sums) = cross_entropy::apply(tape, n, &pass.var(&self.embed)?, targets, args)?;
-        // From the sums rather than the weighted loss, whose weight may be 0.
-        let mean = if count > 0. { (sums.nll + z_loss * sums.lse_squared) / count } else { 0. };
-        Ok((loss, mean))
+        Ok((loss, Mean { sums, z_loss, count }))
     }
 
     /// The logits [N, V] that the loss is a function of, soft cap included.
@@ -52,6 +50,21 @@ impl Head {
             (Some(cap), _) => soften::<f32>(&mut logits, cap)?,
         }
         Ok(logits)
+    }
+}
+
+/// A mean of the loss, before it is read. From the sums rather than the weighted loss, whose weight may be 0.
+#[derive(Debug)]
+pub(crate) struct Mean {
+    sums: cross_entropy::Sums,
+    z_loss: f64,
+    count: f64,
+}
+
+impl Mean {
+    pub(crate) fn read(&self) -> Result<f64> {
+        let sums = self.sums.read()?;
+        Ok(if self.count > 0. { (sums.nll + self.z_loss * sums.lse_squared) / self.count } else { 0. })
     }
 }
 

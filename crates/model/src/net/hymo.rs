@@ -1,9 +1,9 @@
 //! The whole model: trunk, head, prediction modules, loss.
 
-use super::head::Head;
+use super::head::{Head, Mean};
 use super::mtp::Mtp;
 use super::state::LayerState;
-use super::{Layer, LayerStats, Norm, Pass, State};
+use super::{Layer, LayerStats, Measured, Norm, Pass, State};
 use crate::config::ModelConfig;
 use crate::params::ParamTable;
 use crate::store::Params;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 /// let batch = Batch::new(1, 16, config.mtp.n_modules, &tokens, &[0; 19])?;
 /// let mut tape = Tape::training(&ctx, params.zero_grads(&ctx)?);
 /// let losses = model.loss(&mut tape, &params, &batch, &Options::default())?;
-/// assert!((losses.depths()[0] - (config.vocab_size as f64).ln()).abs() < 1.0);
+/// assert!((losses.read()?.depths[0] - (config.vocab_size as f64).ln()).abs() < 1.0);
 /// let grads = tape.backward(&losses.seeds())?;
 /// # Ok::<(), hymo_model::Error>(())
 /// ```
@@ -50,16 +50,28 @@ pub struct Options {
     pub counts: Option<Counts>,
 }
 
-/// The losses of one pass.
+/// The losses of one pass. On a GPU their values stay there until they are read, so that a pass waits for nothing.
 #[derive(Debug)]
 pub struct Losses {
     /// weight_k L_k: the head's, then each prediction module's.
     weighted: Vec<Var>,
-    depths: Vec<f64>,
+    depths: Vec<Mean>,
     /// Balance losses, by layer with experts.
     balance: Vec<Var>,
+    measured: Vec<Measured>,
+}
+
+/// What [`Losses`] are, in numbers.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct LossValues {
+    /// L_k: the head's, then each prediction module's; each with its z-loss, unweighted.
+    pub depths: Vec<f64>,
+    /// The sum of all layers' balance losses.
+    pub balance: f64,
+    /// L_0 + Σ weight_k L_k + balance.
+    pub total: f64,
     /// What each layer measured.
-    pub stats: Vec<LayerStats>,
+    pub layers: Vec<LayerStats>,
 }
 
 impl Losses {
@@ -69,26 +81,19 @@ impl Losses {
         self.weighted.iter().chain(&self.balance).filter(|v| v.tracked()).map(|v| (v, 1.)).collect()
     }
 
-    /// L_k: the head's, then each prediction module's; each with its z-loss, unweighted.
-    #[must_use]
-    pub fn depths(&self) -> &[f64] {
-        &self.depths
-    }
-
-    /// The sum of all layers' balance losses.
+    /// All values. On a GPU this waits until the pass is over.
     ///
     /// # Errors
-    /// None in practice: each loss is one number.
-    pub fn balance(&self) -> Result<f64> {
-        self.balance.iter().map(|v| v.value().item()).sum()
-    }
-
-    /// L_0 + Σ weight_k L_k + balance.
-    ///
-    /// # Errors
-    /// None in practice: each loss is one number.
-    pub fn total(&self) -> Result<f64> {
-        Ok(self.weighted.iter().map(|v| v.value().item()).sum::<Result<f64>>()? + self.balance()?)
+    /// What went wrong on the GPU.
+    pub fn read(&self) -> Result<LossValues> {
+        let sum = |vars: &[Var]| vars.iter().map(|v| v.value().item()).sum::<Result<f64>>();
+        let balance = sum(&self.balance)?;
+        Ok(LossValues {
+            depths: self.depths.iter().map(Mean::read).collect::<Result<_>>()?,
+            balance,
+            total: sum(&self.weighted)? + balance,
+            layers: self.measured.iter().map(Measured::read).collect::<Result<_>>()?,
+        })
     }
 }
 
@@ -129,7 +134,7 @@ impl HyMo {
         let pass = Pass::new(self, params, Arc::clone(batch.docs()), &batch.positions(), counts.tokens)?;
         let x = self.head.embed(tape, &pass, batch.inputs())?; // [N, D]
         let (mut h, balance) = self.trunk(tape, &pass, x, &options.checkpoint)?;
-        let mut losses = Losses { weighted: Vec::new(), depths: Vec::new(), balance, stats: Vec::new() };
+        let mut losses = Losses { weighted: Vec::new(), depths: Vec::new(), balance, measured: Vec::new() };
         let weights = std::iter::once(1.).chain(self.config.mtp.loss_weights.iter().copied());
         for (depth, (weight, &count)) in weights.zip(&counts.valid).enumerate() {
             let n;
@@ -138,7 +143,7 @@ impl HyMo {
             losses.weighted.push(loss);
             losses.depths.push(mean);
         }
-        losses.stats = pass.take_stats();
+        losses.measured = pass.take_measured();
         Ok(losses)
     }
 

@@ -12,16 +12,16 @@ mod mla;
 mod mtp;
 mod state;
 
-pub use hymo::{HyMo, Losses, Options};
+pub use hymo::{HyMo, LossValues, Losses, Options};
 pub use state::State;
 
 use crate::config::{LayerKind, ModelConfig, NormConfig};
 use crate::params::ParamTable;
 use crate::store::{ParamRef, Params};
 use crate::{Error, config};
-use hymo_ops::{Docs, residual, rms_norm, rotary};
+use hymo_ops::{Docs, residual, rms_norm, rotary, router};
 use hymo_tape::{Tape, Var};
-use hymo_tensor::Result;
+use hymo_tensor::{Result, Tensor};
 use state::LayerState;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -34,7 +34,7 @@ pub(crate) struct Pass {
     angles: Option<Arc<rotary::Angles>>,
     /// Non-padding tokens of the whole step: the balance loss's denominator.
     pub tokens: f64,
-    stats: Arc<Mutex<Vec<LayerStats>>>,
+    measured: Arc<Mutex<Vec<Measured>>>,
 }
 
 /// What one layer of one forward pass measured, for the step and for people.
@@ -46,20 +46,37 @@ pub struct LayerStats {
     pub max_logits: Vec<f64>,
 }
 
+/// [`LayerStats`] before they are read.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Measured {
+    pub experts: Option<router::Tally>,
+    /// `[n_heads]`
+    pub max_logits: Option<Tensor>,
+}
+
+impl Measured {
+    fn read(&self) -> Result<LayerStats> {
+        Ok(LayerStats {
+            expert_counts: self.experts.as_ref().map(router::Tally::counts).transpose()?.unwrap_or_default(),
+            max_logits: self.max_logits.as_ref().map(hymo_ops::check::values).transpose()?.unwrap_or_default(),
+        })
+    }
+}
+
 impl Pass {
     fn new(model: &HyMo, params: &Params, docs: Arc<Docs>, positions: &[i32], tokens: f64) -> Result<Self> {
-        let stats = Arc::new(Mutex::new(vec![LayerStats::default(); model.config().n_layers]));
+        let measured = Arc::new(Mutex::new(vec![Measured::default(); model.config().n_layers]));
         let rope = model.config().mla.as_ref().and_then(args::rope);
         let angles = rope.map(|rope| rotary::Angles::new(positions, rope)).transpose()?.map(Arc::new);
-        Ok(Pass { params: params.clone(), docs, angles, tokens, stats })
+        Ok(Pass { params: params.clone(), docs, angles, tokens, measured })
     }
 
-    fn stats(&self) -> MutexGuard<'_, Vec<LayerStats>> {
-        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    fn measured(&self) -> MutexGuard<'_, Vec<Measured>> {
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn take_stats(&self) -> Vec<LayerStats> {
-        std::mem::take(&mut self.stats())
+    pub(crate) fn take_measured(&self) -> Vec<Measured> {
+        std::mem::take(&mut self.measured())
     }
 
     pub(crate) fn var(&self, at: &ParamRef) -> Result<Var> {

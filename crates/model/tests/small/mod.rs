@@ -1,7 +1,7 @@
 //! Small models and batches that the tests of this folder share, and the reference files.
 #![allow(dead_code)] // each test binary uses its part
 
-use hymo_model::{Batch, HyMo, ModelConfig, Options, Params, RunConfig};
+use hymo_model::{Batch, HyMo, LossValues, ModelConfig, Options, Params, RunConfig};
 use hymo_ops::check::Noise;
 use hymo_tape::{ParamGrads, Tape};
 use hymo_tensor::{Ctx, Tensor};
@@ -233,10 +233,9 @@ pub struct Step {
 pub fn step(ctx: &Ctx, config: &ModelConfig, params: &Params, batch: &Batch, options: &Options) -> Step {
     let mut tape = Tape::training(ctx, params.zero_grads(ctx).unwrap());
     let losses = HyMo::new(config).unwrap().loss(&mut tape, params, batch, options).unwrap();
-    let (depths, balance) = (losses.depths().to_vec(), losses.balance().unwrap());
-    let total = losses.total().unwrap();
     let grads = tape.backward(&losses.seeds()).unwrap().into_params().unwrap();
-    Step { depths, balance, total, grads, stats: losses.stats }
+    let LossValues { depths, balance, total, layers } = losses.read().unwrap();
+    Step { depths, balance, total, grads, stats: layers }
 }
 
 /// The bits of some numbers, to compare them exactly.

@@ -68,3 +68,28 @@ extern "C" __global__ void cross_entropy(const float *logits, T *dl, const int *
         for (i64 j = threadIdx.x; j < v; j += blockDim.x) out[j] = narrow<T>(grad(l[j], j));
     }
 }
+
+// One block: out[4] = sums over the valid of nll and lse^2, how many are valid and how many of them were the largest; and
+// the loss, scale (nll + zeta lse^2).
+extern "C" __global__ void cross_entropy_sums(const double *found, const int *targets, i64 n, double scale, double zeta,
+                                              double *out, float *loss) {
+    __shared__ double part[33];
+    double sums[4] = {0, 0, 0, 0};
+    for (i64 i = threadIdx.x; i < n; i += blockDim.x) {
+        if (targets[i] < 0) continue;
+        double lse = found[3 * i + 1];
+        sums[0] += found[3 * i];
+        sums[1] += lse * lse;
+        sums[2] += 1;
+        sums[3] += found[3 * i + 2] > 0;
+    }
+    for (int q = 0; q < 4; q++) sums[q] = block_sum(sums[q], part);
+    if (threadIdx.x != 0) return;
+    for (int q = 0; q < 4; q++) out[q] = sums[q];
+    *loss = (float)(scale * (sums[0] + zeta * sums[1]));
+}
+
+// The gradients were computed for an upstream of 1: another one must not pass for it.
+extern "C" __global__ void cross_entropy_insist(const float *upstream, T *d) {
+    if (threadIdx.x == 0 && *upstream != 1.f) *d = narrow<T>(__int_as_float(0x7fffffff));
+}

@@ -56,6 +56,46 @@ pub struct Stats {
     pub correct: usize,
 }
 
+/// [`Stats`] as the pass leaves them: on a GPU they stay there, and reading waits for it.
+#[derive(Debug, Clone)]
+pub struct Sums(Tensor);
+
+impl Sums {
+    fn new(ctx: &Ctx, s: Stats) -> Result<Self> {
+        Tensor::from_slice(ctx, &[4], &[s.nll, s.lse_squared, s.valid as f64, s.correct as f64]).map(Sums)
+    }
+
+    /// The sums.
+    ///
+    /// # Errors
+    /// What went wrong on the GPU.
+    pub fn read(&self) -> Result<Stats> {
+        match self.0.to_vec::<f64>()?[..] {
+            [nll, lse_squared, valid, correct] => {
+                Ok(Stats { nll, lse_squared, valid: valid as usize, correct: correct as usize })
+            }
+            _ => Ok(Stats::default()),
+        }
+    }
+}
+
+/// What a pass found of every token.
+enum Found {
+    Here(Vec<Token>),
+    #[cfg(feature = "cuda")]
+    There(cuda::Found),
+}
+
+impl Found {
+    fn tokens(self) -> Result<Vec<Token>> {
+        match self {
+            Found::Here(tokens) => Ok(tokens),
+            #[cfg(feature = "cuda")]
+            Found::There(found) => found.tokens(),
+        }
+    }
+}
+
 /// One token's result.
 #[derive(Debug, Clone, Copy, Default)]
 struct Token {
@@ -143,20 +183,26 @@ impl<'a> Head<'a> {
         Ok(Head { h, e, targets, soft_cap: args.soft_cap, z_loss: args.z_loss, scale })
     }
 
-    fn run(&self, ctx: &Ctx, sinks: Sinks<'_, '_>) -> Result<Vec<Token>> {
+    fn run(&self, ctx: &Ctx, sinks: Sinks<'_, '_>) -> Result<Found> {
         match ctx.device() {
             Device::Cpu => on_cpu!(
                 ctx, self.h.dtype(), "cross_entropy",
                 fast: fast::run(ctx, self, sinks, fast::chunk_rows(self.e.rows())),
                 oracle: cpu::oracle, (ctx, self, sinks)
-            ),
+            )
+            .map(Found::Here),
             #[cfg(feature = "cuda")]
-            Device::Cuda(gpu) => cuda::run(ctx, gpu, self, sinks),
+            Device::Cuda(gpu) => cuda::run(ctx, gpu, self, sinks).map(Found::There),
         }
     }
 
     /// The loss and the sums, tokens in order.
-    fn loss(&self, ctx: &Ctx, tokens: &[Token]) -> Result<(Tensor, Stats)> {
+    fn loss(&self, ctx: &Ctx, found: &Found) -> Result<(Tensor, Sums)> {
+        let tokens = match found {
+            Found::Here(tokens) => tokens,
+            #[cfg(feature = "cuda")]
+            Found::There(found) => return found.loss(ctx, self),
+        };
         let mut stats = Stats::default();
         for (token, _) in tokens.iter().zip(self.targets).filter(|(_, y)| **y >= 0) {
             stats.nll += token.nll;
@@ -169,12 +215,12 @@ impl<'a> Head<'a> {
             hymo_tensor::DType::F64 => Tensor::scalar(ctx, value)?,
             _ => Tensor::scalar(ctx, value as f32)?,
         };
-        Ok((loss, stats))
+        Ok((loss, Sums::new(ctx, stats)?))
     }
 }
 
 /// The loss `[1]` and its parts, of h [N, D], E [V, D] and N targets, without gradients: one product.
-pub fn forward(ctx: &Ctx, h: &Tensor, e: &Tensor, targets: &[i32], args: Args) -> Result<(Tensor, Stats)> {
+pub fn forward(ctx: &Ctx, h: &Tensor, e: &Tensor, targets: &[i32], args: Args) -> Result<(Tensor, Sums)> {
     let head = Head::new(h, e, targets, args)?;
     head.loss(ctx, &head.run(ctx, Sinks::default())?)
 }
@@ -182,7 +228,7 @@ pub fn forward(ctx: &Ctx, h: &Tensor, e: &Tensor, targets: &[i32], args: Args) -
 /// nll of every target (0 where it is -1), for evaluation.
 pub fn token_nll(ctx: &Ctx, h: &Tensor, e: &Tensor, targets: &[i32], soft_cap: Option<f64>) -> Result<Vec<f32>> {
     let head = Head::new(h, e, targets, Args { weight: 1., count: 1., z_loss: 0., soft_cap })?;
-    Ok(head.run(ctx, Sinks::default())?.into_iter().map(|t| t.nll as f32).collect())
+    Ok(head.run(ctx, Sinks::default())?.tokens()?.into_iter().map(|t| t.nll as f32).collect())
 }
 
 /// Gradients that forward has computed, for an upstream gradient of 1.
@@ -197,9 +243,20 @@ impl Saved {
     fn bytes(&self) -> usize {
         [&self.d_h, &self.d_e].into_iter().flatten().map(Tensor::bytes).sum()
     }
+
+    fn give(self, ctx: &Ctx, d_h: &mut GradSlot<'_>, d_e: &mut GradSlot<'_>) -> Result<()> {
+        if let Some(d) = self.d_h {
+            d_h.give(ctx, d)?;
+        }
+        if let Some(d) = self.d_e {
+            d_e.give(ctx, d)?;
+        }
+        Ok(())
+    }
 }
 
-/// Hands over d_h (and d_E, where E is not a parameter); fails unless `d_loss` is 1.
+/// Hands over d_h (and d_E, where E is not a parameter); fails unless `d_loss` is 1. On a GPU, where looking would wait for
+/// it, another `d_loss` makes d_h NaN.
 pub fn backward(
     ctx: &Ctx,
     saved: Saved,
@@ -207,22 +264,21 @@ pub fn backward(
     d_h: &mut GradSlot<'_>,
     d_e: &mut GradSlot<'_>,
 ) -> Result<()> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(gpu) = ctx.device() {
+        cuda::insist(gpu, d_loss, [saved.d_h.as_ref(), saved.d_e.as_ref()])?;
+        return saved.give(ctx, d_h, d_e);
+    }
     let d_loss = d_loss.item()?;
     if d_loss != 1. {
         let want = "1, as the gradients were computed in forward: weigh the loss by Args::weight, seed it once with 1";
         return Err(Error::value(OP, "d_loss", d_loss, want));
     }
-    if let Some(d) = saved.d_h {
-        d_h.give(ctx, d)?;
-    }
-    if let Some(d) = saved.d_e {
-        d_e.give(ctx, d)?;
-    }
-    Ok(())
+    saved.give(ctx, d_h, d_e)
 }
 
 /// On the tape: the loss, to be seeded with 1, and its parts.
-pub fn apply(tape: &mut Tape, h: &Var, e: &Var, targets: &[i32], args: Args) -> Result<(Var, Stats)> {
+pub fn apply(tape: &mut Tape, h: &Var, e: &Var, targets: &[i32], args: Args) -> Result<(Var, Sums)> {
     let ctx = tape.ctx().clone();
     let head = Head::new(h.value(), e.value(), targets, args)?;
     let wanted = |v: &Var| tape.recording() && v.tracked();
@@ -231,13 +287,13 @@ pub fn apply(tape: &mut Tape, h: &Var, e: &Var, targets: &[i32], args: Args) -> 
     if want_h {
         saved.d_h = Some(ctx.empty_real(h.value().dtype(), h.dims())?);
     }
-    let tokens = if want_e && e.is_param() {
-        let (mut tokens, d_h) = (Vec::new(), saved.d_h.as_mut());
+    let found = if want_e && e.is_param() {
+        let (mut found, d_h) = (Found::Here(Vec::new()), saved.d_h.as_mut());
         tape.with_param_grads([e], |ctx, [slot]| {
-            tokens = head.run(ctx, Sinks { d_h, d_e: Some(Sink::Param(slot)) })?;
+            found = head.run(ctx, Sinks { d_h, d_e: Some(Sink::Param(slot)) })?;
             Ok(())
         })?;
-        tokens
+        found
     } else {
         // An activation as E (as in tests): its slot opens only in backward, so its gradient waits in a tensor.
         if want_e {
@@ -245,13 +301,13 @@ pub fn apply(tape: &mut Tape, h: &Var, e: &Var, targets: &[i32], args: Args) -> 
         }
         head.run(&ctx, Sinks { d_h: saved.d_h.as_mut(), d_e: saved.d_e.as_mut().map(Sink::Zeros) })?
     };
-    let (loss, stats) = head.loss(&ctx, &tokens)?;
+    let (loss, sums) = head.loss(&ctx, &found)?;
     let bytes = saved.bytes();
     let [loss] = tape.record(OP, [h, e], [loss], bytes, move |ctx, [d_loss], [d_h, d_e]| {
         let Some(d_loss) = d_loss else { return Ok(()) };
         backward(ctx, saved, &d_loss, d_h, d_e)
     });
-    Ok((loss, stats))
+    Ok((loss, sums))
 }
 
 /// `n` targets below `v`, about one in five ignored.

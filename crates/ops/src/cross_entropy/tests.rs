@@ -17,11 +17,11 @@ fn plain(count: f64) -> Args {
 fn run(ctx: &Ctx, h: &Tensor, e: &Tensor, targets: &[i32], args: Args) -> (f64, Stats, Vec<f64>, Vec<f64>) {
     let mut tape = Tape::new(ctx);
     let (h, e) = (tape.leaf(h.clone()), tape.leaf(e.clone()));
-    let (loss, stats) = apply(&mut tape, &h, &e, targets, args).unwrap();
+    let (loss, sums) = apply(&mut tape, &h, &e, targets, args).unwrap();
     let value = loss.value().item().unwrap();
     let mut grads = tape.backward(&[(&loss, 1.)]).unwrap();
     let [d_h, d_e] = [h, e].map(|v| values(&grads.take(&v).unwrap()).unwrap());
-    (value, stats, d_h, d_e)
+    (value, sums.read().unwrap(), d_h, d_e)
 }
 
 #[test]
@@ -103,12 +103,14 @@ fn chunks_of_any_size_agree() {
         let (mut got_h, mut got_e) = (ctx.empty::<f32>(&[n, d]).unwrap(), ctx.zeros::<f32>(&[v, d]).unwrap());
         let sinks = Sinks { d_h: Some(&mut got_h), d_e: Some(Sink::Zeros(&mut got_e)) };
         let tokens = fast::run(&ctx, &head, sinks, rows).unwrap();
-        let (got, got_stats) = head.loss(&ctx, &tokens).unwrap();
+        let (got, sums) = head.loss(&ctx, &Found::Here(tokens)).unwrap();
+        let got_stats = sums.read().unwrap();
         assert!((got.item().unwrap() / loss - 1.).abs() < 1e-6 && got_stats.correct == stats.correct);
         assert!(rms_error(&values(&got_h).unwrap(), &d_h) < 1e-6, "{rows} rows");
         assert!(rms_error(&values(&got_e).unwrap(), &d_e) < 1e-6, "{rows} rows");
     }
-    let (alone, alone_stats) = forward(&ctx, &h, &e, &targets, args).unwrap();
+    let (alone, sums) = forward(&ctx, &h, &e, &targets, args).unwrap();
+    let alone_stats = sums.read().unwrap();
     assert!((alone.item().unwrap() / loss - 1.).abs() < 1e-6);
     let nll = token_nll(&ctx, &h, &e, &targets, None).unwrap();
     assert!(nll.iter().zip(&targets).all(|(nll, y)| (*y < 0) == (*nll == 0.)));
@@ -150,7 +152,8 @@ fn a_large_vocabulary() {
     for (name, error) in [("d_h", rms_error(&got.2, &want.2)), ("d_E", rms_error(&got.3, &want.3))] {
         assert!(error < 1e-6, "{name}: {error:e}");
     }
-    let (_, stats) = forward(&ctx, &h, &ctx.zeros::<f32>(&[v, 16]).unwrap(), &targets, args).unwrap();
+    let (_, sums) = forward(&ctx, &h, &ctx.zeros::<f32>(&[v, 16]).unwrap(), &targets, args).unwrap();
+    let stats = sums.read().unwrap();
     assert!((stats.nll / 4. - (v as f64).ln()).abs() < 1e-6);
 }
 

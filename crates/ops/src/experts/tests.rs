@@ -101,7 +101,15 @@ fn pass(ctx: &Ctx, moe: &Moe, x: &[f64], docs: &Docs, args: router::Args, d_y: &
     let mut grads = tape.backward_from(seeds).unwrap();
     let d_x = values(&grads.take(&x).unwrap()).unwrap();
     let d_w = values(&grads.into_params().unwrap().flats()[0]).unwrap();
-    Pass { y: out, balance, d_x, d_w, chosen: routed.chosen.to_vec().unwrap(), gates, counts: routed.counts }
+    Pass {
+        y: out,
+        balance,
+        d_x,
+        d_w,
+        chosen: routed.chosen.to_vec().unwrap(),
+        gates,
+        counts: routed.tally.counts().unwrap(),
+    }
 }
 
 /// HAZARD 9: documents packed in a row give what they give apart: outputs, balance loss and every gradient.

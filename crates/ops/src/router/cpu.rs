@@ -1,7 +1,7 @@
 //! The oracle, then the fast path.
 #![allow(clippy::needless_range_loop)] // oracles index as the formulas do
 
-use super::{Args, Routed, Saved, Stats, TINY, Upstream, select};
+use super::{Args, Routed, Saved, TINY, Tally, Upstream, select};
 use crate::act::sigmoid;
 use crate::{Docs, gemm};
 use hymo_tape::GradSlot;
@@ -75,8 +75,8 @@ pub(super) fn oracle<T: Real>(
         }
     }
     let (balance, c) = oracle_balance::<T>(ctx, &s, &chosen, documents, args)?;
-    let stats = Stats { max_logit, top_weight: top / tokens.max(1) as f64 };
-    Ok((Routed { gates, balance, chosen, counts, stats }, s, c))
+    let tally = Tally::new(ctx, &counts, [max_logit, top, tokens as f64])?;
+    Ok((Routed { gates, balance, chosen, tally }, s, c))
 }
 
 fn oracle_balance<T: Real>(
@@ -196,8 +196,8 @@ pub(super) fn forward(
     let max_logit = seen.iter().fold(f32::NEG_INFINITY, |m, s| m.max(s.0));
     let (top, tokens) = seen.iter().fold((0., 0), |(top, n), s| (top + s.1, n + s.2));
     let (balance, c) = balance(ctx, &s, &chosen, documents, args)?;
-    let stats = Stats { max_logit: f64::from(max_logit), top_weight: top / tokens.max(1) as f64 };
-    Ok((Routed { gates, balance, chosen, counts: total, stats }, s, c))
+    let tally = Tally::new(ctx, &total, [f64::from(max_logit), top, tokens as f64])?;
+    Ok((Routed { gates, balance, chosen, tally }, s, c))
 }
 
 /// Scores, choice and gates of one block, whose first token is `first`.

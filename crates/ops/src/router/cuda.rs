@@ -1,6 +1,6 @@
-//! The GPU's side: launches of `router.cu`. Counts and figures come back to the processor, which waits for them.
+//! The GPU's side: launches of `router.cu`. Nothing waits for it.
 
-use super::{Args, Balance, OP, Routed, Saved, Stats, Upstream};
+use super::{Args, Balance, OP, Routed, Saved, Tally, Upstream};
 use crate::Docs;
 use crate::gpu::{ROUTER, Run, args, c_type, expect_f32};
 use crate::matmul::{Form, matmul};
@@ -65,27 +65,17 @@ pub(super) fn forward(
         a.routed_scale as f32
     ];
     run.grid("router_fwd", [n.div_ceil(8), 1, 1], 256, 8 * 3 * experts * 4, list)?;
-    let (counts, stats) = statistics(ctx, &run, [to_chosen, figures.gpu()?.at(), flags.gpu()?.at()], [n, experts, k])?;
+    let tally = tally(ctx, &run, [to_chosen, figures.gpu()?.at(), flags.gpu()?.at()], [n, experts, k])?;
     let (balance, c) = balance(ctx, &run, [to_s, to_inverse, to_chosen], experts, documents, a)?;
     let document = c.is_some().then(|| by_token(ctx, n, documents)).transpose()?;
-    Ok((Routed { gates, balance, chosen, counts, stats }, s, c, GpuSaved { inverse, document }))
+    Ok((Routed { gates, balance, chosen, tally }, s, c, GpuSaved { inverse, document }))
 }
 
-fn statistics(
-    ctx: &Ctx,
-    run: &Run<'_>,
-    [chosen, figures, flags]: [Ptr; 3],
-    [n, experts, k]: [usize; 3],
-) -> Result<(Vec<u64>, Stats)> {
+fn tally(ctx: &Ctx, run: &Run<'_>, [chosen, figures, flags]: [Ptr; 3], [n, experts, k]: [usize; 3]) -> Result<Tally> {
     let mut out = ctx.empty::<f64>(&[experts + 3])?;
     let list = args![chosen, figures, flags, out.gpu_mut()?.at(), n, experts as i32, k as i32];
     run.grid("router_stats", [experts + 1, 1, 1], 512, 0, list)?;
-    let out = out.to_vec::<f64>()?;
-    let counts = out[..experts].iter().map(|&c| c as u64).collect();
-    let &[max_logit, top, tokens] = &out[experts..] else {
-        return Ok((counts, Stats { max_logit: 0., top_weight: 0. }));
-    };
-    Ok((counts, Stats { max_logit, top_weight: top / tokens.max(1.) }))
+    Ok(Tally { figures: out, again: false })
 }
 
 fn balance(

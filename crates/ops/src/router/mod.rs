@@ -59,11 +59,46 @@ pub struct Routed<T> {
     pub balance: T,
     /// [N, top_k] i32: the chosen experts, by descending s + bias.
     pub chosen: Tensor,
-    /// Tokens of each expert, padding left out. Zeros when a checkpointed block runs for the second time, so that adding
+    /// How many tokens went where, and what to watch.
+    pub tally: Tally,
+}
+
+/// Tokens of each expert and [`Stats`] as the pass leaves them: on a GPU they stay there, and reading waits for it.
+#[derive(Debug, Clone)]
+pub struct Tally {
+    /// The counts, then the largest logit, the sum of the largest p, and the tokens [E + 3], f64.
+    figures: Tensor,
+    /// Whether a checkpointed block ran for the second time.
+    again: bool,
+}
+
+impl Tally {
+    fn new(ctx: &Ctx, counts: &[u64], [max_logit, top, tokens]: [f64; 3]) -> Result<Self> {
+        let figures: Vec<f64> = counts.iter().map(|&c| c as f64).chain([max_logit, top, tokens]).collect();
+        Ok(Tally { figures: Tensor::from_slice(ctx, &[figures.len()], &figures)?, again: false })
+    }
+
+    /// Tokens of each expert, padding left out. Zeros when a checkpointed block ran for the second time, so that adding
     /// them up counts every token once.
-    pub counts: Vec<u64>,
+    ///
+    /// # Errors
+    /// What went wrong on the GPU.
+    pub fn counts(&self) -> Result<Vec<u64>> {
+        let figures = self.figures.to_vec::<f64>()?;
+        let counts = &figures[..figures.len().saturating_sub(3)];
+        Ok(counts.iter().map(|&c| if self.again { 0 } else { c as u64 }).collect())
+    }
+
     /// What to watch.
-    pub stats: Stats,
+    ///
+    /// # Errors
+    /// As [`Tally::counts`].
+    pub fn stats(&self) -> Result<Stats> {
+        match self.figures.to_vec::<f64>()?[..] {
+            [.., max_logit, top, tokens] => Ok(Stats { max_logit, top_weight: top / tokens.max(1.) }),
+            _ => Ok(Stats { max_logit: f64::NEG_INFINITY, top_weight: 0. }),
+        }
+    }
 }
 
 /// Figures over the tokens that are not padding.
@@ -222,15 +257,13 @@ pub fn backward(
 /// On the tape.
 pub fn apply(tape: &mut Tape, x: &Var, w: &Var, bias: &Tensor, docs: &Docs, args: Args) -> Result<Routed<Var>> {
     let (mut out, saved) = forward(tape.ctx(), x.value(), w.value(), bias, docs, args)?;
-    if tape.recomputing() {
-        out.counts.fill(0);
-    }
+    out.tally.again = tape.recomputing();
     let (w_value, bytes) = (w.value().clone(), saved.bytes());
     let outputs = [out.gates, out.balance];
     let [gates, balance] = tape.record(OP, [x, w], outputs, bytes, move |ctx, [d_gates, d_balance], [d_x, d_w]| {
         backward(ctx, &saved, &w_value, &Upstream { d_gates, d_balance }, args, d_x, d_w)
     });
-    Ok(Routed { gates, balance, chosen: out.chosen, counts: out.counts, stats: out.stats })
+    Ok(Routed { gates, balance, chosen: out.chosen, tally: out.tally })
 }
 
 /// Inputs whose choice no rounding and no step of central differences can flip: every token is drawn anew until the

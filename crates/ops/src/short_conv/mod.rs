@@ -195,6 +195,7 @@ pub fn cases() -> Vec<Case> {
 #[cfg(feature = "cuda")]
 pub(crate) fn gpu_cases() -> Vec<Case> {
     let mut out: Vec<Case> = (1..=130).map(|t| case("tail", documents(1, t, &[7, 1, 40], true), 3, 4)).collect();
+    out.push(case("long", documents(1, 1000, &[300, 1, 640], false), 8, 4));
     out.push(case("5,000 documents", documents(1, 10_000, &[1, 2, 3], false), 8, 4));
     out
 }

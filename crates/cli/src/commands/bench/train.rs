@@ -124,7 +124,7 @@ fn measure(args: &Args, config: &hymo_model::ModelConfig) -> anyhow::Result<Valu
         grads = step.add(|| -> anyhow::Result<_> {
             let losses = forward.add(|| {
                 let losses = model.loss(&mut tape, &params, &batch, &options)?;
-                loss = losses.total()?;
+                loss = losses.read()?.total;
                 ctx.synchronize().map(|()| losses)
             })?;
             let grads = backward.add(|| {

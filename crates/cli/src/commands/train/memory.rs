@@ -25,6 +25,8 @@ pub struct Plan {
     /// What comes and goes within a step: half of the largest block's gradients, two chunks of logits, the optimizer's.
     working: u64,
     on_gpu: bool,
+    micro_rows: usize,
+    recompute: usize,
 }
 
 impl Plan {
@@ -52,7 +54,27 @@ impl Plan {
             snapshot,
             working: batch.saturating_mul(block) / 2 + 2 * logits + trainer.optimizer().scratch_bytes(),
             on_gpu,
+            micro_rows: train.micro_rows,
+            recompute: train.recompute,
         }
+    }
+
+    /// What to change where a GPU with `room` bytes left does not hold the run (HAZARD 24's rule for training).
+    pub fn refusal(&self, room: u64) -> Option<String> {
+        if self.total() <= room {
+            return None;
+        }
+        let held = format!("this run holds {} on the GPU, which has {} for it", bytes(self.total()), bytes(room));
+        let row = (self.activations + self.working).div_ceil(self.micro_rows.max(1) as u64).max(1);
+        let rows = room.saturating_sub(self.state) / row;
+        let again = if self.recompute == 1 { "" } else { ", or train.recompute = 1, which keeps less of each layer" };
+        Some(match rows {
+            0 => format!(
+                "{held}: {} are weights, gradients and moments alone; take a smaller model{again}",
+                bytes(self.state)
+            ),
+            _ => format!("{held}: set train.micro_rows = {rows} ({} now){again}", self.micro_rows),
+        })
     }
 
     /// All of it where the tensors are: on a GPU without the process and the copy, which are in the host's memory.
@@ -88,4 +110,25 @@ pub fn peak() -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A run that fits is let through; one that does not is told the number to change, and that number fits.
+    #[test]
+    fn a_run_that_does_not_fit_says_what_would() {
+        let gib = 1u64 << 30;
+        let plan = |micro_rows: usize, recompute| {
+            let (activations, working) = (6 * gib * micro_rows as u64, gib / 4 * micro_rows as u64);
+            Plan { state: 10 * gib, activations, snapshot: 0, working, on_gpu: true, micro_rows, recompute }
+        };
+        assert_eq!(plan(8, 0).refusal(60 * gib), None);
+        let told = plan(8, 0).refusal(40 * gib).unwrap();
+        assert!(told.contains("train.micro_rows = 4 (8 now), or train.recompute = 1"), "{told}");
+        assert_eq!(plan(4, 0).refusal(40 * gib), None);
+        let told = plan(1, 1).refusal(12 * gib).unwrap();
+        assert!(told.contains("smaller model") && !told.contains("train.recompute"), "{told}");
+    }
 }
