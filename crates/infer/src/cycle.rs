@@ -1,5 +1,6 @@
 //! One pass over any number of requests: prompts in pieces, single tokens, drafts to verify, side by side.
 
+use crate::cache::ModuleCache;
 use crate::draft::Drafter;
 use crate::output::Token;
 use crate::pass::{Piece, ranges};
@@ -20,6 +21,8 @@ pub(crate) struct Cycle<'a> {
     pub chunk: usize,
     /// Whether to draft, and from which probabilities on.
     pub gates: Option<&'a Gates>,
+    /// Whether prediction modules take every position even while nobody drafts; if not, they begin anew when they are asked.
+    pub follow: bool,
 }
 
 /// What one request does in a pass.
@@ -133,8 +136,13 @@ impl Cycle<'_> {
     fn follow(&self, lot: &mut [&mut Active]) -> Result<()> {
         let most = WAITING * self.weights.config().d_model;
         let far = |a: &&mut &mut Active| a.sequence.modules.first().is_some_and(|m| m.waiting.len() > most);
-        let mut far: Vec<_> = lot.iter_mut().filter(far).map(|a| a.split()).collect();
-        self.weights.catch_up(self.ctx, &mut far)
+        let far = lot.iter_mut().filter(far);
+        if self.follow {
+            return self.weights.catch_up(self.ctx, &mut far.map(|a| a.split()).collect::<Vec<_>>());
+        }
+        let config = self.weights.config();
+        far.for_each(|a| ModuleCache::forget(&mut a.sequence.modules, config, WAITING / 2));
+        Ok(())
     }
 }
 

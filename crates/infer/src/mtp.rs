@@ -65,8 +65,8 @@ impl Rate {
     }
 }
 
-/// The faster of two ways, found by trying both. What trying has cost stays under a hundredth of all time, the first few
-/// passes aside.
+/// The faster of two ways, found by trying both. What trying has cost stays under a hundredth of all time, the first trial
+/// aside.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Choice {
     plain: Rate,
@@ -74,19 +74,23 @@ pub(crate) struct Choice {
     lost: f64,
     total: f64,
     since: usize,
+    /// Whether the last pass drafted.
+    drafting: bool,
 }
 
 impl Choice {
-    /// Passes of each way before there is a judgement.
+    /// Passes without drafts before the first trial, so that a short text pays for none.
+    const BEFORE: usize = 24;
+    /// Passes of the first trial that count.
     const FIRST: usize = 4;
     /// Passes of the faster way between two trials of the other.
     const APART: usize = 64;
-    /// Passes of a trial.
-    const TRIAL: usize = 2;
+    /// Passes of a trial, the first of which is not counted.
+    const TRIAL: usize = 3;
 
     /// Whether to draft in the next pass.
     pub fn drafts(&self) -> bool {
-        if self.plain.passes < Choice::FIRST {
+        if self.plain.passes < Choice::BEFORE {
             return false;
         }
         if self.drafted.passes < Choice::FIRST {
@@ -111,8 +115,13 @@ impl Choice {
             self.since = if self.since >= Choice::APART + Choice::TRIAL - 1 { 0 } else { self.since + 1 };
         }
         self.total += seconds;
-        let rate = if drafted { &mut self.drafted } else { &mut self.plain };
-        rate.add(seconds, tokens);
+        // The first pass that drafts takes the modules to where the sequences are; the ones after it are what drafting costs.
+        let catching_up = drafted && !self.drafting;
+        self.drafting = drafted;
+        if !catching_up {
+            let rate = if drafted { &mut self.drafted } else { &mut self.plain };
+            rate.add(seconds, tokens);
+        }
     }
 }
 

@@ -21,6 +21,17 @@ impl ModuleCache {
         ModuleCache { gdn: GdnCache::new(model), done: 0, waiting: Vec::new(), last: Vec::new() }
     }
 
+    /// Begins anew with the newest `rows` of what waits for the first of `modules`, as if a document began there: what is older
+    /// is not taken any more. Drafts may be worse for it; what is written is not theirs to decide.
+    pub fn forget(modules: &mut [Self], model: &ModelConfig, rows: usize) {
+        let Some(first) = modules.first_mut() else { return };
+        let dropped = (first.waiting.len() / model.d_model).saturating_sub(rows);
+        first.waiting.drain(..dropped * model.d_model);
+        let (done, waiting) = (first.done + dropped, std::mem::take(&mut first.waiting));
+        modules.iter_mut().for_each(|m| *m = ModuleCache { done, ..ModuleCache::new(model) });
+        modules[0].waiting = waiting;
+    }
+
     pub fn fork(&self) -> Self {
         ModuleCache { gdn: self.gdn.fork(), done: self.done, waiting: self.waiting.clone(), last: self.last.clone() }
     }

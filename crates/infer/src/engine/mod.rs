@@ -283,6 +283,8 @@ impl Engine {
             weights: &self.weights,
             chunk: self.options.prefill_chunk,
             gates: drafts.then_some(&self.options.gates),
+            // What drafting would need is not kept up where it does not pay.
+            follow: drafts || self.options.mtp == Mtp::On || self.choices[bucket].faster(),
         };
         let before = self.options.clock.as_ref().map(Clock::now);
         let mut lot: Vec<&mut Active> = self.running.iter_mut().map(|s| &mut s.active).collect();
