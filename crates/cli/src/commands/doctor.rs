@@ -143,47 +143,31 @@ impl Part {
 
 /// The parts of these names, each once; all without names.
 fn parts(names: &[String]) -> Result<Vec<Part>, Usage> {
-    let whole = [Part::Model, Part::Optim];
-    let all = || OPS.iter().map(Part::Op).chain(whole);
-    if names.is_empty() {
-        return Ok(all().collect());
-    }
-    let find = |name: &String| {
-        all().find(|part| part.name() == name).ok_or_else(|| {
-            let known: Vec<&str> = all().map(Part::name).collect();
-            let name = one_line(name, 80);
-            Usage(format!("no operation is called \"{name}\"; there are: {}", known.join(", ")))
-        })
-    };
-    let mut chosen: Vec<Part> = Vec::new();
-    for part in names.iter().map(find) {
-        let part = part?;
-        // Asked for twice, checked once.
-        if !chosen.iter().any(|c| c.name() == part.name()) {
-            chosen.push(part);
-        }
-    }
-    Ok(chosen)
+    let all: Vec<Part> = OPS.iter().map(Part::Op).chain([Part::Model, Part::Optim]).collect();
+    named(names, &all, "there are", |part| part.name())
 }
 
 /// The operations of these names, each once; all without names.
 pub(super) fn choose(names: &[String]) -> Result<Vec<&'static OpInfo>, Usage> {
+    let all: Vec<&OpInfo> = OPS.iter().collect();
+    named(names, &all, "operations", |op| op.name)
+}
+
+/// Those of `all` with these names, each once; all without names.
+fn named<T: Copy>(names: &[String], all: &[T], known: &str, of: fn(T) -> &'static str) -> Result<Vec<T>, Usage> {
     if names.is_empty() {
-        return Ok(OPS.iter().collect());
+        return Ok(all.to_vec());
     }
-    let find = |name: &String| {
-        OPS.iter().find(|op| op.name == name).ok_or_else(|| {
-            let known: Vec<&str> = OPS.iter().map(|op| op.name).collect();
+    let mut chosen: Vec<T> = Vec::new();
+    for name in names {
+        let Some(&one) = all.iter().find(|&&one| of(one) == name) else {
+            let list: Vec<&str> = all.iter().map(|&one| of(one)).collect();
             let name = one_line(name, 80);
-            Usage(format!("no operation is called \"{name}\"; operations: {}", known.join(", ")))
-        })
-    };
-    let mut chosen: Vec<&'static OpInfo> = Vec::new();
-    for op in names.iter().map(find) {
-        let op = op?;
+            return Err(Usage(format!("no operation is called \"{name}\"; {known}: {}", list.join(", "))));
+        };
         // Asked for twice, checked once.
-        if !chosen.iter().any(|c| c.name == op.name) {
-            chosen.push(op);
+        if !chosen.iter().any(|&c| of(c) == of(one)) {
+            chosen.push(one);
         }
     }
     Ok(chosen)
