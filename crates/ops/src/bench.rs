@@ -35,15 +35,18 @@ impl Product {
         2 * self.times as u64 * self.mnk.iter().map(|&x| x as u64).product::<u64>()
     }
 
-    /// One such product by the `gemm` crate on all threads, of matrices with these elements (at least `m k`, `n k` and
-    /// `m n` of them): what an operation's time is held against.
+    /// All of them by the `gemm` crate on all threads, each of matrices of its own, as the operation's are: what its time is
+    /// held against. The matrices lie one after the other, `times` of `m k`, `n k` and `m n` elements.
     pub fn run(&self, a: &[f32], b: &[f32], c: &mut [f32]) {
         let ([m, n, k], ctx) = (self.mnk, Ctx::cpu());
-        let c = MatMut::new(&mut c[..m * n], m, n, n);
-        match self.form {
-            Form::Nt => gemm::nt(&ctx, c, Mat::new(a, m, k, k), Mat::new(b, n, k, k), false),
-            Form::Nn => gemm::nn(&ctx, c, Mat::new(a, m, k, k), Mat::new(b, k, n, n), false),
-            Form::Tn => gemm::tn(&ctx, c, Mat::new(a, k, m, m), Mat::new(b, k, n, n), false),
+        let (a, b) = (a.chunks_exact(m * k), b.chunks_exact(n * k));
+        for ((a, b), c) in a.zip(b).zip(c.chunks_exact_mut(m * n)).take(self.times) {
+            let c = MatMut::new(c, m, n, n);
+            match self.form {
+                Form::Nt => gemm::nt(&ctx, c, Mat::new(a, m, k, k), Mat::new(b, n, k, k), false),
+                Form::Nn => gemm::nn(&ctx, c, Mat::new(a, m, k, k), Mat::new(b, k, n, n), false),
+                Form::Tn => gemm::tn(&ctx, c, Mat::new(a, k, m, m), Mat::new(b, k, n, n), false),
+            }
         }
     }
 }

@@ -1,10 +1,12 @@
 //! The oracle, a dense loop over tokens and choices; then the fast path.
 #![allow(clippy::needless_range_loop)] // oracles index as the formulas do
 
-use super::{Layout, Saved, Slots, grouped};
+use super::grouped::{self, Tn};
+use super::{Layout, Saved, Slots};
 use crate::act::{silu, silu_grad};
+use crate::gemm::local;
 use crate::swiglu::{gated, gated_gradient};
-use hymo_tensor::{Ctx, Mat, Real, Result, Tensor, each};
+use hymo_tensor::{Ctx, Mat, MatMut, Real, Result, Tensor, each};
 
 /// y, and what only the fast path saves.
 type Out = (Tensor, Option<(Layout, Tensor)>);
@@ -86,18 +88,46 @@ pub(super) fn oracle_backward<T: Real>(
     slots.d_w2.give(ctx, d_w2)
 }
 
-/// Rows in a block of elementwise work.
-const ROWS: usize = 32;
+/// Most rows of a task: enough to outweigh packing an expert's matrices for it, few enough that what passes from product to
+/// product stays in a core's cache.
+const ROWS: usize = 256;
 
-/// The sorted order and ab [N K, 2F].
-fn up(ctx: &Ctx, x: &Tensor, chosen: &Tensor, w13: &Tensor) -> Result<(Layout, Tensor)> {
-    let layout = Layout::new(ctx, chosen, w13.dims()[0])?;
-    let rows = layout.gather(ctx, x)?;
-    let mut ab = ctx.empty::<f32>(&[layout.rows(), w13.dims()[1]])?;
-    grouped::nt(ab.view_mut::<f32>()?, rows.view::<f32>()?, w13.view::<f32>()?, layout.offsets());
-    Ok((layout, ab))
+/// The rows of expert `e` from `first` on, and a task's own blocks of tensors whose rows lie in that order.
+struct Task<B> {
+    e: usize,
+    first: usize,
+    blocks: B,
 }
 
+/// At most [`ROWS`] rows of one expert each; what a block is of follows from `split`.
+fn tasks<B>(layout: &Layout, mut split: impl FnMut(usize) -> B) -> Vec<Task<B>> {
+    let mut out = Vec::new();
+    for (e, pair) in layout.offsets().windows(2).enumerate() {
+        for first in (pair[0]..pair[1]).step_by(ROWS) {
+            out.push(Task { e, first, blocks: split(ROWS.min(pair[1] - first)) });
+        }
+    }
+    out
+}
+
+/// The next `n` rows of `rest`.
+fn next<'a>(rest: &mut MatMut<'a, f32>, n: usize) -> MatMut<'a, f32> {
+    let whole = std::mem::replace(rest, MatMut::new(&mut [], 0, 0, 0));
+    let mine;
+    (mine, *rest) = whole.split_rows(n);
+    mine
+}
+
+/// The tokens' rows of x that belong to the rows from `first` on.
+#[inline(always)]
+fn gather(to: &mut MatMut<'_, f32>, x: Mat<'_, f32>, first: usize, pair: &impl Fn(usize) -> (usize, usize)) {
+    for i in 0..to.rows() {
+        to.row_mut(i).copy_from_slice(x.row(pair(first + i).0));
+    }
+}
+
+/// One task is all of an expert's work on a block of rows: its gathered rows, what the first product makes of them and what
+/// the second reads are still in the core's cache when they are used.
 pub(super) fn forward(
     ctx: &Ctx,
     x: &Tensor,
@@ -106,23 +136,37 @@ pub(super) fn forward(
     w13: &Tensor,
     w2: &Tensor,
 ) -> Result<Out> {
-    let (layout, ab) = up(ctx, x, chosen, w13)?;
-    let mut h = ctx.empty::<f32>(&[layout.rows(), w2.cols()])?;
+    let layout = Layout::new(ctx, chosen, w13.dims()[0])?;
+    let (d, f) = (x.cols(), w2.cols());
+    let mut ab = ctx.empty::<f32>(&[layout.rows(), 2 * f])?;
+    let mut z = ctx.empty::<f32>(&[layout.rows(), d])?;
     {
-        let (ab, gates, pair) = (ab.view::<f32>()?, gates.view::<f32>()?, layout.pairs()?);
-        each!(h.view_mut::<f32>()?.row_blocks(ROWS), |block, mut h| {
+        let (mut abs, mut zs) = (ab.view_mut::<f32>()?, z.view_mut::<f32>()?);
+        let tasks = tasks(&layout, |n| (next(&mut abs, n), next(&mut zs, n)));
+        let (x, gates, pair) = (x.view::<f32>()?, gates.view::<f32>()?, layout.pairs()?);
+        let (w13, w2) = (w13.view::<f32>()?, w2.view::<f32>()?);
+        each!(tasks, |_, Task { e, first, blocks: (mut ab, mut z) }| {
+            gather(&mut z, x, first, &pair); // where z will be
+            local::nt(ab.reborrow(), z.as_mat(), w13.rows_at(e * 2 * f, 2 * f), 1., false);
+            let mut h = scratch(ctx, z.rows() * f);
+            let mut h = MatMut::new(h.flat_mut::<f32>().expect(NEW), z.rows(), f, f);
             for i in 0..h.rows() {
-                let row = block * ROWS + i;
-                let (n, j) = pair(row);
-                gated(h.row_mut(i), ab.row(row), gates.row(n)[j]);
+                let (n, j) = pair(first + i);
+                gated(h.row_mut(i), ab.row(i), gates.row(n)[j]);
             }
+            local::nt(z, h.as_mat(), w2.rows_at(e * d, d), 1., false);
         });
     }
-    let mut z = ctx.empty::<f32>(&[layout.rows(), x.cols()])?;
-    grouped::nt(z.view_mut::<f32>()?, h.view::<f32>()?, w2.view::<f32>()?, layout.offsets());
     let mut y = ctx.empty::<f32>(x.dims())?;
     layout.combine(y.view_mut::<f32>()?, &z, false)?;
     Ok((y, Some((layout, ab))))
+}
+
+const NEW: &str = "invariant: a new tensor is the only reference to its memory";
+
+/// Memory from the pool; its contents are arbitrary.
+fn scratch(ctx: &Ctx, len: usize) -> Tensor {
+    ctx.empty::<f32>(&[len]).expect("invariant: one dimension cannot overflow")
 }
 
 pub(super) fn backward(
@@ -138,13 +182,38 @@ pub(super) fn backward(
         None => up(ctx, &saved.x, &saved.chosen, w13)?,
     };
     let offsets = layout.offsets();
-    let mut d_rows = layout.gather(ctx, d_y)?; // d_z
-    let mut d_h = ctx.empty::<f32>(&[layout.rows(), w2.cols()])?;
-    grouped::nn(d_h.view_mut::<f32>()?, d_rows.view::<f32>()?, w2.view::<f32>()?, offsets);
-    let (d_ab, d_gate) = activation(ctx, &layout, &ab, &saved.gates, &mut d_h)?;
-    let h = d_h; // what `activation` has left there
-    if let Some((d_w2, add)) = slots.d_w2.target::<f32>(ctx)? {
-        grouped::tn(d_w2, d_rows.view::<f32>()?, h.view::<f32>()?, offsets, add);
+    let rows = |cols| ctx.empty::<f32>(&[layout.rows(), cols]);
+    let (mut x_rows, mut d_z, mut h, mut d_ab) =
+        (rows(w13.cols())?, rows(d_y.cols())?, rows(w2.cols())?, rows(ab.cols())?);
+    let mut d_gate = ctx.empty::<f32>(&[layout.rows()])?;
+    {
+        let (mut xs, mut d_zs) = (x_rows.view_mut::<f32>()?, d_z.view_mut::<f32>()?);
+        let (mut hs, mut d_abs, mut d_gates) =
+            (h.view_mut::<f32>()?, d_ab.view_mut::<f32>()?, d_gate.flat_mut::<f32>()?);
+        let tasks = tasks(&layout, |n| {
+            let (mine, rest) = std::mem::take(&mut d_gates).split_at_mut(n);
+            d_gates = rest;
+            ([&mut xs, &mut d_zs, &mut hs, &mut d_abs].map(|m| next(m, n)), mine)
+        });
+        let (x, d_y, gates, pair) =
+            (saved.x.view::<f32>()?, d_y.view::<f32>()?, saved.gates.view::<f32>()?, layout.pairs()?);
+        let (ab, w2) = (ab.view::<f32>()?, w2.view::<f32>()?);
+        let d = d_y.cols();
+        each!(tasks, |_, Task { e, first, blocks: ([mut x_rows, mut d_z, mut h, mut d_ab], d_gate) }| {
+            gather(&mut x_rows, x, first, &pair);
+            gather(&mut d_z, d_y, first, &pair);
+            local::nn(h.reborrow(), d_z.as_mat(), w2.rows_at(e * d, d), 1., false); // d_h, which h replaces
+            for (i, d_gate) in d_gate.iter_mut().enumerate() {
+                let (n, j) = pair(first + i);
+                *d_gate = gated_gradient(d_ab.row_mut(i), h.row_mut(i), ab.row(first + i), gates.row(n)[j]);
+            }
+        });
+    }
+    {
+        let (x_rows, d_z, h, d_ab) = (x_rows.view()?, d_z.view()?, h.view()?, d_ab.view()?);
+        let w2 = slots.d_w2.target(ctx)?.map(|(c, add)| Tn { c, a: d_z, b: h, add });
+        let w13 = slots.d_w13.target(ctx)?.map(|(c, add)| Tn { c, a: d_ab, b: x_rows, add });
+        grouped::tn(w13.into_iter().chain(w2), offsets);
     }
     if let Some((mut d_gates, add)) = slots.d_gates.target::<f32>(ctx)? {
         let (d_gate, slot) = (d_gate.flat::<f32>()?, layout.slot().flat::<i32>()?);
@@ -155,32 +224,18 @@ pub(super) fn backward(
             }
         }
     }
-    let d_ab = d_ab.view::<f32>()?;
-    if let Some((d_w13, add)) = slots.d_w13.target::<f32>(ctx)? {
-        let rows = layout.gather(ctx, &saved.x)?;
-        grouped::tn(d_w13, d_ab, rows.view::<f32>()?, offsets, add);
-    }
     if let Some((d_x, add)) = slots.d_x.target::<f32>(ctx)? {
-        grouped::nn(d_rows.view_mut::<f32>()?, d_ab, w13.view::<f32>()?, offsets); // d_z is not needed any more
-        layout.combine(d_x, &d_rows, add)?;
+        grouped::nn(d_z.view_mut::<f32>()?, d_ab.view::<f32>()?, w13.view::<f32>()?, offsets); // d_z is not needed any more
+        layout.combine(d_x, &d_z, add)?;
     }
     Ok(())
 }
 
-/// d_ab [N K, 2F] and the gradient of each row's gate; d_h is replaced by gate h.
-fn activation(ctx: &Ctx, layout: &Layout, ab: &Tensor, gates: &Tensor, d_h: &mut Tensor) -> Result<(Tensor, Tensor)> {
-    let mut d_ab = ctx.empty::<f32>(ab.dims())?;
-    let mut d_gate = ctx.empty::<f32>(&[layout.rows()])?;
-    let (ab, gates, pair) = (ab.view::<f32>()?, gates.view::<f32>()?, layout.pairs()?);
-    let d_hs = d_h.view_mut::<f32>()?.row_blocks(ROWS).into_iter();
-    let d_abs = d_ab.view_mut::<f32>()?.row_blocks(ROWS).into_iter();
-    let tasks: Vec<_> = d_hs.zip(d_abs).zip(d_gate.flat_mut::<f32>()?.chunks_mut(ROWS)).collect();
-    each!(tasks, |block, ((mut d_h, mut d_ab), d_gate)| {
-        for (i, d_gate) in d_gate.iter_mut().enumerate() {
-            let row = block * ROWS + i;
-            let (n, j) = pair(row);
-            *d_gate = gated_gradient(d_ab.row_mut(i), d_h.row_mut(i), ab.row(row), gates.row(n)[j]);
-        }
-    });
-    Ok((d_ab, d_gate))
+/// The sorted order and ab [N K, 2F], where the forward pass kept neither.
+fn up(ctx: &Ctx, x: &Tensor, chosen: &Tensor, w13: &Tensor) -> Result<(Layout, Tensor)> {
+    let layout = Layout::new(ctx, chosen, w13.dims()[0])?;
+    let rows = layout.gather(ctx, x)?;
+    let mut ab = ctx.empty::<f32>(&[layout.rows(), w13.dims()[1]])?;
+    grouped::nt(ab.view_mut::<f32>()?, rows.view::<f32>()?, w13.view::<f32>()?, layout.offsets());
+    Ok((layout, ab))
 }

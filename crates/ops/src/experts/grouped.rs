@@ -10,9 +10,8 @@ use hymo_tensor::{Mat, MatMut, par};
 /// A tile of nt and nn: enough work to outweigh packing its two operands.
 const ROWS: usize = 256;
 const COLS: usize = 512;
-/// A tile of tn, smaller: its sum runs over all rows of the group, and one group may have them all.
-const TN_ROWS: usize = 128;
-const TN_COLS: usize = 256;
+/// Rows and columns of a tile of tn.
+const TN: usize = 512;
 
 /// C = A W_eᵀ group by group: a [R, I], w [E O, I], c [R, O].
 pub fn nt(c: MatMut<'_, f32>, a: Mat<'_, f32>, w: Mat<'_, f32>, offsets: &[usize]) {
@@ -40,19 +39,32 @@ pub fn nn(c: MatMut<'_, f32>, a: Mat<'_, f32>, w: Mat<'_, f32>, offsets: &[usize
     par::each(tasks, |_, (a, w, c)| local::nn(c, a, w, 1., false));
 }
 
-/// C_e = A_eᵀ B_e, or C_e += that when `add`: a [R, O], b [R, I], c [E O, I]. A group without rows gives zeros, or
+/// C_e = A_eᵀ B_e, or C_e += that when `add`. A group without rows gives zeros, or
 /// adds nothing.
-pub fn tn(c: MatMut<'_, f32>, a: Mat<'_, f32>, b: Mat<'_, f32>, offsets: &[usize], add: bool) {
-    let out = a.cols();
-    let blocks: Vec<usize> = (0..offsets.len()).map(|e| e * out).collect();
+pub struct Tn<'a> {
+    /// [E O, I]
+    pub c: MatMut<'a, f32>,
+    /// [R, O]
+    pub a: Mat<'a, f32>,
+    /// [R, I]
+    pub b: Mat<'a, f32>,
+    /// Whether to add to what is there.
+    pub add: bool,
+}
+
+/// Several such products at once: each has few tiles, and threads that wait for the last of one would do the next.
+pub fn tn<'a>(products: impl IntoIterator<Item = Tn<'a>>, offsets: &[usize]) {
     let mut tasks = Vec::new();
-    for (e, c) in groups(c, &blocks).into_iter().enumerate() {
-        let (a, b) = (rows(a, offsets, e), rows(b, offsets, e));
-        for (r, q, c) in tiles(c, TN_ROWS, TN_COLS) {
-            tasks.push((a.cols_at(r, c.rows()), b.cols_at(q, c.cols()), c));
+    for Tn { c, a, b, add } in products {
+        let blocks: Vec<usize> = (0..offsets.len()).map(|e| e * a.cols()).collect();
+        for (e, c) in groups(c, &blocks).into_iter().enumerate() {
+            let (a, b) = (rows(a, offsets, e), rows(b, offsets, e));
+            for (r, q, c) in tiles(c, TN, TN) {
+                tasks.push((a.cols_at(r, c.rows()), b.cols_at(q, c.cols()), c, add));
+            }
         }
     }
-    par::each(tasks, |_, (a, b, c)| local::tn(c, a, b, 1., add));
+    par::each(tasks, |_, (a, b, c, add)| local::tn(c, a, b, 1., add));
 }
 
 fn rows<'a>(a: Mat<'a, f32>, offsets: &[usize], e: usize) -> Mat<'a, f32> {
@@ -98,7 +110,8 @@ mod tests {
         let (mut to_o, mut to_i, mut to_w) = (vec![f32::NAN; r * o], vec![f32::NAN; r * i], vec![f32::NAN; e * o * i]);
         nt(MatMut::new(&mut to_o, r, o, o), x, w, &offsets);
         nn(MatMut::new(&mut to_i, r, i, i), y, w, &offsets);
-        tn(MatMut::new(&mut to_w, e * o, i, i), y, x, &offsets, false);
+        let c = MatMut::new(&mut to_w, e * o, i, i);
+        tn([Tn { c, a: y, b: x, add: false }], &offsets);
         let (mut want_o, mut want_i, mut want_w) = (vec![0.; r * o], vec![0.; r * i], vec![0.; e * o * i]);
         for g in 0..e {
             let (w, from, n) = (w.rows_at(g * o, o), offsets[g], offsets[g + 1] - offsets[g]);
@@ -110,7 +123,8 @@ mod tests {
         assert!(close(&to_o, &want_o) && close(&to_i, &want_i) && close(&to_w, &want_w));
         assert!(to_w[..o * i].iter().all(|&d| d == 0.), "an empty group's weight gradient is exactly zero");
         let before = to_w.clone();
-        tn(MatMut::new(&mut to_w, e * o, i, i), y, x, &offsets, true);
+        let c = MatMut::new(&mut to_w, e * o, i, i);
+        tn([Tn { c, a: y, b: x, add: true }], &offsets);
         assert!(to_w.iter().zip(&before).all(|(g, b)| (g - 2. * b).abs() < 1e-3));
     }
 }

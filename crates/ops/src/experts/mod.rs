@@ -215,10 +215,13 @@ pub fn cases() -> Vec<Case> {
     ]
 }
 
-/// At hymo-nano's sizes, 4 x 512 tokens.
+/// At hymo-nano's sizes, 4 x 512 tokens, and at hymo-30m's, 1 x 1,024.
 pub fn benches() -> Vec<Bench> {
-    let [n, d, f, experts, top_k] = [2048, 192, 128, 8, 2];
-    let rows = n * top_k / experts;
-    let bench = Bench::new(case([n, d, f, experts, top_k], Spread::Even));
-    vec![bench.projection([rows, d, 2 * f], experts).projection([rows, f, d], experts)]
+    [[2048, 192, 128, 8, 2], [1024, 384, 864, 16, 2]]
+        .map(|sizes @ [n, d, f, experts, top_k]| {
+            let rows = n * top_k / experts;
+            let bench = Bench::new(case(sizes, Spread::Even));
+            bench.projection([rows, d, 2 * f], experts).projection([rows, f, d], experts)
+        })
+        .into()
 }

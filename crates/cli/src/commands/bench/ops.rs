@@ -92,7 +92,7 @@ struct Products {
 
 impl Products {
     fn new(work: &Work) -> Self {
-        let most = |x: usize, y: usize| work.products.iter().map(|p| p.mnk[x] * p.mnk[y]).max().unwrap_or(0);
+        let most = |x: usize, y: usize| work.products.iter().map(|p| p.times * p.mnk[x] * p.mnk[y]).max().unwrap_or(0);
         let memory = [most(0, 2), most(1, 2), most(0, 1)].map(|n| vec![0.5; n]);
         Products { products: work.products.clone(), memory, times: Times::default() }
     }
@@ -100,7 +100,7 @@ impl Products {
     fn run(&mut self) {
         let [a, b, c] = &mut self.memory;
         let products = &self.products;
-        self.times.add(|| products.iter().for_each(|p| (0..p.times).for_each(|_| p.run(a, b, c))));
+        self.times.add(|| products.iter().for_each(|p| p.run(a, b, c)));
     }
 }
 
