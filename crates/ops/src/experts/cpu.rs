@@ -215,20 +215,24 @@ pub(super) fn backward(
         let w13 = slots.d_w13.target(ctx)?.map(|(c, add)| Tn { c, a: d_ab, b: x_rows, add });
         grouped::tn(w13.into_iter().chain(w2), offsets);
     }
-    if let Some((mut d_gates, add)) = slots.d_gates.target::<f32>(ctx)? {
-        let (d_gate, slot) = (d_gate.flat::<f32>()?, layout.slot().flat::<i32>()?);
-        for n in 0..d_gates.rows() {
-            let slots = &slot[n * d_gates.cols()..];
-            for (d, &row) in d_gates.row_mut(n).iter_mut().zip(slots) {
-                *d = d_gate[row as usize] + if add { *d } else { 0. };
-            }
-        }
+    if let Some((d_gates, add)) = slots.d_gates.target::<f32>(ctx)? {
+        unsort(d_gates, d_gate.flat::<f32>()?, layout.slot().flat::<i32>()?, add);
     }
     if let Some((d_x, add)) = slots.d_x.target::<f32>(ctx)? {
         grouped::nn(d_z.view_mut::<f32>()?, d_ab.view::<f32>()?, w13.view::<f32>()?, offsets); // d_z is not needed any more
         layout.combine(d_x, &d_z, add)?;
     }
     Ok(())
+}
+
+/// A number of each pair in the sorted order, back to its token's row and place.
+fn unsort(mut to: MatMut<'_, f32>, sorted: &[f32], slot: &[i32], add: bool) {
+    for n in 0..to.rows() {
+        let slots = &slot[n * to.cols()..];
+        for (to, &row) in to.row_mut(n).iter_mut().zip(slots) {
+            *to = sorted[row as usize] + if add { *to } else { 0. };
+        }
+    }
 }
 
 /// The sorted order and ab [N K, 2F], where the forward pass kept neither.
