@@ -30,6 +30,7 @@ pub mod cross_entropy;
 pub mod decay_gate;
 pub mod delta_rule;
 mod docs;
+mod dots;
 pub mod embedding;
 mod exp;
 pub mod experts;

@@ -8,6 +8,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::kept::{Kept, WORDS};
+use crate::dots;
 use hymo_tensor::{Mat, MatMut};
 use pulp::bytemuck::cast_slice;
 use pulp::{Simd, WithSimd};
@@ -197,44 +198,6 @@ fn widen<V: Simd, W: Kept>(v: V, row: &[W::Word], to: &mut [f32]) {
     end.iter_mut().enumerate().for_each(|(k, to)| *to = W::number(row, at + k));
 }
 
-/// sums + x wᵀ over rows of one length.
-#[inline(always)]
-fn add<V: Simd, const R: usize, const S: usize>(
-    v: V,
-    mut sums: [[V::f32s; S]; R],
-    x: [&[f32]; R],
-    w: [&[f32]; S],
-) -> [[V::f32s; S]; R] {
-    let whole = x[0].len() / V::F32_LANES;
-    let (xs, x_rest): ([_; R], [_; R]) = split(x.map(|x| V::as_simd_f32s(x)));
-    let (ws, w_rest): ([_; S], [_; S]) = split(w.map(|w| V::as_simd_f32s(w)));
-    let (xs, ws) = (xs.map(|x| &x[..whole]), ws.map(|w| &w[..whole]));
-    for i in 0..whole {
-        let w: [V::f32s; S] = std::array::from_fn(|s| ws[s][i]);
-        for r in 0..R {
-            let x = xs[r][i];
-            for s in 0..S {
-                sums[r][s] = v.mul_add_e_f32s(x, w[s], sums[r][s]);
-            }
-        }
-    }
-    if !x_rest[0].is_empty() {
-        let w: [V::f32s; S] = w_rest.map(|w| v.partial_load_f32s(w));
-        for r in 0..R {
-            let x = v.partial_load_f32s(x_rest[r]);
-            for s in 0..S {
-                sums[r][s] = v.mul_add_e_f32s(x, w[s], sums[r][s]);
-            }
-        }
-    }
-    sums
-}
-
-#[inline(always)]
-fn split<A: Copy, B: Copy, const N: usize>(pairs: [(A, B); N]) -> ([A; N], [B; N]) {
-    (pairs.map(|p| p.0), pairs.map(|p| p.1))
-}
-
 impl<W: Kept> Many<'_, W> {
     /// Rows `from..to` of x with all rows of W, R by S at a time.
     #[inline(always)]
@@ -257,12 +220,12 @@ impl<W: Kept> Many<'_, W> {
         let x: [&[f32]; R] = std::array::from_fn(|r| self.x.row(i + r));
         let mut o = 0;
         while o + S <= w.rows() {
-            let sums = add(v, [[v.splat_f32s(0.); S]; R], x, std::array::from_fn(|s| w.row(o + s)));
+            let sums = dots::add(v, [[v.splat_f32s(0.); S]; R], x, std::array::from_fn(|s| w.row(o + s)));
             put(v, &mut self.y, (i, o), sums);
             o += S;
         }
         while o < w.rows() {
-            let sums = add(v, [[v.splat_f32s(0.)]; R], x, [w.row(o)]);
+            let sums = dots::add(v, [[v.splat_f32s(0.)]; R], x, [w.row(o)]);
             put(v, &mut self.y, (i, o), sums);
             o += 1;
         }

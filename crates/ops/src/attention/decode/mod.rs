@@ -6,10 +6,11 @@
 //! under a running maximum, one token after another, each head by itself: an output's bits depend on the query and on the
 //! cache up to it, and on nothing beside it. All sums in f32.
 
+mod page;
+
 use super::{Args, OP};
-use crate::exp::exp;
-use crate::lanes::{dot, largest};
 use hymo_tensor::{Ctx, Error, Mat, MatMut, Result, Tensor, bf16, each};
+use page::{Sums, Walk};
 use std::ops::Range;
 
 /// Tokens of a page.
@@ -152,19 +153,28 @@ impl<'a> Cache<'a> {
                     &wide[..]
                 }
             };
-            for (i, query) in queries.chunks(size).enumerate() {
-                let seen = (run.position + first + i / heads + 1).saturating_sub(p * PAGE).min(PAGE);
+            for (i, queries) in queries.chunks(heads * size).enumerate() {
+                let seen = (run.position + first + i + 1).saturating_sub(p * PAGE).min(PAGE);
                 if seen > 0 {
-                    self.page(&mut sums, i, query, &rows[..seen * self.width], g);
+                    pulp::Arch::new().dispatch(Walk {
+                        sums: &mut sums,
+                        first: i * heads,
+                        queries,
+                        sizes: [size, self.content],
+                        scale: self.args.scale as f32,
+                        rows: &rows[..seen * self.width],
+                        width: self.width,
+                        columns: self.columns(g),
+                    });
                 }
             }
         }
         for i in 0..o.rows() * heads {
             let out = &mut o.row_mut(i / heads)[i % heads * self.args.d_v..][..self.args.d_v];
-            sums.finish(i);
+            let values = sums.finish(i);
             match &self.maps {
-                Some([_, w_uv_t]) => mapped(out, sums.row(i), w_uv_t.rows_at(g * self.content, self.content)),
-                None => out.copy_from_slice(sums.row(i)),
+                Some([_, w_uv_t]) => mapped(out, values, w_uv_t.rows_at(g * self.content, self.content)),
+                None => out.copy_from_slice(values),
             }
         }
     }
@@ -179,69 +189,6 @@ impl<'a> Cache<'a> {
             None => content.copy_from_slice(&q[..d_nope]),
         }
         rotary.copy_from_slice(&q[d_nope..]);
-    }
-
-    /// One page's keys for one query.
-    #[inline(always)]
-    fn page(&self, sums: &mut Sums, i: usize, query: &[f32], rows: &[f32], g: usize) {
-        let [content, rotary, value] = self.columns(g);
-        let (q_c, q_r) = query.split_at(self.content);
-        let mut scores = [f32::NEG_INFINITY; PAGE];
-        let scale = self.args.scale as f32;
-        for (s, row) in scores.iter_mut().zip(rows.chunks_exact(self.width)) {
-            *s = dot(q_c, &row[content.clone()]);
-            if !q_r.is_empty() {
-                *s += dot(q_r, &row[rotary.clone()]);
-            }
-            *s *= scale;
-        }
-        let n = rows.len() / self.width;
-        sums.rescale(i, &mut scores[..n]);
-        let acc = sums.row_mut(i);
-        for (&p, row) in scores.iter().zip(rows.chunks_exact(self.width)) {
-            acc.iter_mut().zip(&row[value.clone()]).for_each(|(a, &v)| *a += p * v);
-        }
-    }
-}
-
-/// The running softmax of several queries.
-struct Sums {
-    max: Vec<f32>,
-    sum: Vec<f32>,
-    acc: Vec<f32>,
-    width: usize,
-}
-
-impl Sums {
-    fn new(n: usize, width: usize) -> Self {
-        Sums { max: vec![f32::NEG_INFINITY; n], sum: vec![0.; n], acc: vec![0.; n * width], width }
-    }
-
-    fn row(&self, i: usize) -> &[f32] {
-        &self.acc[i * self.width..(i + 1) * self.width]
-    }
-
-    fn row_mut(&mut self, i: usize) -> &mut [f32] {
-        &mut self.acc[i * self.width..(i + 1) * self.width]
-    }
-
-    /// Scores become weights e^(s - max), and what was summed before shrinks to the new maximum.
-    #[inline(always)]
-    fn rescale(&mut self, i: usize, scores: &mut [f32]) {
-        let max = self.max[i].max(largest(scores));
-        let shrink = exp(self.max[i] - max);
-        scores.iter_mut().for_each(|s| *s = exp(*s - max));
-        self.sum[i] = self.sum[i] * shrink + crate::lanes::sum(scores, |p| p);
-        self.max[i] = max;
-        if shrink != 1. {
-            self.row_mut(i).iter_mut().for_each(|a| *a *= shrink);
-        }
-    }
-
-    #[inline(always)]
-    fn finish(&mut self, i: usize) {
-        let scale = self.sum[i].recip();
-        self.row_mut(i).iter_mut().for_each(|a| *a *= scale);
     }
 }
 

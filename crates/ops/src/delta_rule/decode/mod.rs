@@ -5,10 +5,13 @@
 //! [`commit`] gives the state the bits that stepping would have, since it repeats the writes of the kept tokens and nothing
 //! else: MATH 5.5's formula, one token after the other.
 
+mod token;
+
 use super::cpu::unit;
 use super::{Args, OP};
 use hymo_tensor::{Ctx, Error, Mat, MatMut, Result, Tensor, each};
 use std::ops::Range;
+use token::{Again, Step};
 
 /// What tokens wrote: enough to write some of them again.
 #[derive(Debug, Clone, Default)]
@@ -150,45 +153,9 @@ impl Head<'_> {
             unit(k, &x[(n_heads + self.h) * d_k..][..d_k], qk_l2norm, 1.);
             *alpha = g.row(row)[self.h].exp();
             let v = &x[2 * n_heads * d_k + self.h * d_v..][..d_v];
-            token(state, [q, k, v], (*alpha, beta.row(row)[self.h]), u, o.row_mut(t));
+            let beta = beta.row(row)[self.h];
+            pulp::Arch::new().dispatch(Step { state, q, k, v, alpha: *alpha, beta, u, o: o.row_mut(t) });
         }
-    }
-}
-
-/// Columns whose sums stay in registers.
-const COLS: usize = 64;
-
-/// One token: u = β (v - α k H), H ← α H + kᵀ u, o = q H.
-#[inline(always)]
-fn token(state: &mut [f32], [q, k, v]: [&[f32]; 3], (alpha, beta): (f32, f32), u: &mut [f32], o: &mut [f32]) {
-    let width = v.len();
-    for from in (0..width).step_by(COLS) {
-        let n = COLS.min(width - from);
-        let (v, u, o) = (&v[from..from + n], &mut u[from..from + n], &mut o[from..from + n]);
-        let mut sums = [0f32; COLS];
-        if n == COLS {
-            read(&mut sums, state, k, width, from);
-        } else {
-            read(&mut sums[..n], state, k, width, from);
-        }
-        u.iter_mut().zip(v).zip(&sums).for_each(|((u, &v), &s)| *u = beta * (v - alpha * s));
-        let mut sums = [0f32; COLS];
-        for (i, row) in state.chunks_exact_mut(width).enumerate() {
-            let (k, q) = (k[i], q[i]);
-            for ((h, &u), s) in row[from..from + n].iter_mut().zip(&*u).zip(&mut sums) {
-                *h = alpha * *h + k * u;
-                *s += q * *h;
-            }
-        }
-        o.copy_from_slice(&sums[..n]);
-    }
-}
-
-/// sums += k H over some columns.
-#[inline(always)]
-fn read(sums: &mut [f32], state: &[f32], k: &[f32], width: usize, from: usize) {
-    for (row, &k) in state.chunks_exact(width).zip(k) {
-        sums.iter_mut().zip(&row[from..]).for_each(|(s, &h)| *s += k * h);
     }
 }
 
@@ -209,9 +176,7 @@ pub fn commit(state: &mut [f32], trace: &Trace, n: usize, args: Args) -> Result<
     each!(heads.collect(), |_, (state, writes)| {
         for write in writes.chunks_exact(record(args)).take(n) {
             let (alpha, (k, u)) = (write[0], write[1..].split_at(d_k));
-            for (row, &k) in state.chunks_exact_mut(d_v).zip(k) {
-                row.iter_mut().zip(u).for_each(|(h, &u)| *h = alpha * *h + k * u);
-            }
+            pulp::Arch::new().dispatch(Again { state, k, u, alpha });
         }
     });
     Ok(())
