@@ -207,8 +207,12 @@ fn memory_is_planned_and_kept() {
     let weights = weights(&config(), WeightDtype::F32);
     let options = SampleOptions { max_tokens: 40, ..SampleOptions::default() };
     let need = Sequence::planned_bytes(&config(), CacheDtype::F32, 60, false).unwrap();
-    let told = EngineOptions { memory: 2 * need + need / 2, snapshots: u64::MAX, ..EngineOptions::default() };
-    let mut engine = Engine::new(&Ctx::cpu(), Arc::clone(&weights), told).unwrap();
+    let engine = |memory| {
+        let told = EngineOptions { memory, snapshots: u64::MAX, ..EngineOptions::default() };
+        Engine::new(&Ctx::cpu(), Arc::clone(&weights), told).unwrap()
+    };
+    let working = engine(0).memory().working;
+    let (mut small, mut engine) = (engine(working + need), engine(working + 2 * need + need / 2));
     for i in 0..5 {
         engine.submit(Request::new(&[i % 5; 20], &options)).unwrap();
     }
@@ -221,14 +225,14 @@ fn memory_is_planned_and_kept() {
             }
         }
         let memory = engine.memory();
-        assert!(memory.planned + memory.snapshots <= memory.budget && memory.held <= memory.planned, "{memory:?}");
+        assert!(memory.working + memory.planned + memory.snapshots <= memory.budget, "{memory:?}");
+        assert!(memory.held <= memory.planned, "{memory:?}");
         most = most.max(engine.load().0);
     }
     assert_eq!((most, order.len()), (2, 5));
     assert!(order.is_sorted() && engine.memory().snapshots > 0);
     let large = Request::new(&[1; 20], &SampleOptions { max_tokens: 140, ..SampleOptions::default() });
-    let small = EngineOptions { memory: need, ..EngineOptions::default() };
-    let refused = Engine::new(&Ctx::cpu(), weights, small).unwrap().submit(large);
+    let refused = small.submit(large);
     assert!(matches!(refused, Err(Error::Memory { raise: "memory", .. })), "{refused:?}");
 }
 

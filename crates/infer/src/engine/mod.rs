@@ -4,6 +4,7 @@ mod options;
 mod snapshots;
 #[cfg(test)]
 mod tests;
+mod working;
 
 pub use options::{Clock, EngineOptions};
 
@@ -50,6 +51,8 @@ pub enum What {
 pub struct Memory {
     /// The budget.
     pub budget: u64,
+    /// What the largest pass works on.
+    pub working: u64,
     /// What the running requests may come to need.
     pub planned: u64,
     /// What the running requests hold now.
@@ -176,8 +179,9 @@ impl Engine {
         check(&self.weights, &request.prompt, self.options.context)?;
         request.options.check(self.weights.config().vocab_size)?;
         let bytes = self.needs(&request)?;
-        if bytes > self.options.memory {
-            return Err(Error::Memory { needed: bytes, budget: self.options.memory, raise: "memory" });
+        let needed = bytes.saturating_add(self.working());
+        if needed > self.options.memory {
+            return Err(Error::Memory { needed, budget: self.options.memory, raise: "memory" });
         }
         let id = RequestId(self.next);
         self.next += 1;
@@ -201,6 +205,23 @@ impl Engine {
         Ok(states.saturating_add((size_of::<f32>() * (rows + kept)) as u64))
     }
 
+    /// Bytes of the largest pass: a chunk of prompts beside single tokens and drafts, or all rows that may wait for the
+    /// prediction modules.
+    fn working(&self) -> u64 {
+        let (options, config) = (&self.options, self.weights.config());
+        let drafting = options.mtp != Mtp::Off;
+        let modules = if drafting { config.mtp.n_modules } else { 0 };
+        let drawn = options.max_batch.saturating_mul(1 + modules);
+        let waiting = if drafting { options.max_batch.saturating_mul(WAITING) } else { 0 };
+        let rows = options.prefill_chunk.min(options.context.saturating_mul(options.max_batch));
+        working::bytes(config, rows.saturating_add(drawn).saturating_add(waiting), drawn)
+    }
+
+    /// Bytes of the budget that states and snapshots may take.
+    fn for_states(&self) -> u64 {
+        self.options.memory.saturating_sub(self.working())
+    }
+
     /// Whether there is nothing to do.
     #[must_use]
     pub fn idle(&self) -> bool {
@@ -218,7 +239,13 @@ impl Engine {
     pub fn memory(&self) -> Memory {
         let planned = self.running.iter().map(|s| s.bytes).sum();
         let held = self.running.iter().map(|s| s.active.sequence.held()).sum();
-        Memory { budget: self.options.memory, planned, held, snapshots: self.snapshots.bytes() }
+        Memory {
+            budget: self.options.memory,
+            working: self.working(),
+            planned,
+            held,
+            snapshots: self.snapshots.bytes(),
+        }
     }
 
     /// Ends a request now. What it has put out so far, if it was running.
@@ -230,9 +257,10 @@ impl Engine {
 
     /// Lets waiting requests begin, first come first served, as long as they fit. Snapshots give way to them.
     fn admit(&mut self, events: &mut Vec<Event>) {
+        let budget = self.for_states();
         while self.running.len() < self.options.max_batch {
             let planned = self.memory().planned;
-            let fits = |w: &Waiting| planned.saturating_add(w.bytes) <= self.options.memory;
+            let fits = |w: &Waiting| planned.saturating_add(w.bytes) <= budget;
             if !self.waiting.front().is_some_and(fits) {
                 return;
             }
@@ -242,7 +270,7 @@ impl Engine {
                 Err(error) => events.push(Event { id, what: What::Failed(error) }),
             }
             let planned = self.memory().planned;
-            self.snapshots.shrink(self.options.memory - planned.min(self.options.memory));
+            self.snapshots.shrink(budget.saturating_sub(planned));
         }
     }
 

@@ -41,7 +41,7 @@ pub struct EngineOptions {
     pub gates: Gates,
     /// Requests that run side by side at most. From 1.
     pub max_batch: usize,
-    /// Bytes for the states of all sequences and snapshots. A request begins when its largest size fits; until then it waits.
+    /// Bytes for what passes work on, the states of all sequences and snapshots; the weights come on top. A request begins when its largest size fits; until then it waits.
     pub memory: u64,
     /// Of these, bytes that snapshots may take. 0: none are kept. Running requests go first.
     pub snapshots: u64,

@@ -45,3 +45,35 @@ fn not_finite_ends_one_request_alone() {
     let (again, next) = run(false);
     assert_eq!((good.tokens, next.unwrap().stats.cached_tokens), (again.tokens, 0));
 }
+
+/// What passes work on stays within its plan, and the plan is no wild guess: chunks of prompts, tokens side by side, drafts
+/// with all that waited for them, with experts and a latent or without either.
+#[test]
+fn passes_stay_within_their_plan() {
+    for (preset, mtp) in
+        [("hymo-nano", Mtp::Off), ("hymo-nano", Mtp::On), ("hymo-30m", Mtp::On), ("gpt-nano", Mtp::Off)]
+    {
+        let (ctx, config) = (Ctx::cpu(), presets::preset(preset).unwrap().model());
+        let params = Params::init(&ctx, &config, 1).unwrap();
+        let weights = Arc::new(Weights::new(&ctx, &config, &params, WeightDtype::Int8).unwrap());
+        drop(params);
+        for (prefill_chunk, max_batch) in [(300, 2), (64, 4), (1, 1)] {
+            let gates = crate::Gates::new(&[0.]).unwrap();
+            let told = EngineOptions { prefill_chunk, max_batch, mtp, gates, ..EngineOptions::default() };
+            let mut engine = Engine::new(&ctx, Arc::clone(&weights), told).unwrap();
+            let options = SampleOptions { max_tokens: 4, ..SampleOptions::default() };
+            let prompt: Vec<u32> = (0..if prefill_chunk == 1 { 5 } else { 310 }).collect();
+            for _ in 0..max_batch + 1 {
+                engine.submit(Request::new(&prompt, &options)).unwrap();
+            }
+            let before = ctx.pool().stats().live;
+            ctx.pool().reset_peak();
+            while !engine.idle() {
+                engine.step();
+            }
+            let (took, planned) = ((ctx.pool().stats().peak - before) as u64, engine.memory().working);
+            let least = if prefill_chunk == 300 && mtp == Mtp::Off { planned / 4 } else { 0 };
+            assert!((least..=planned).contains(&took), "{preset} {mtp:?} {prefill_chunk}: {took} of {planned}");
+        }
+    }
+}
